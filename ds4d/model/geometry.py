@@ -1,6 +1,6 @@
 """The model as numbers. Flash, Pro, ds4-tiny and the random test models are values of `Geometry`.
 
-Nothing here knows files: `gguf.read_geometry` builds one from metadata, `synth` from a name.
+Nothing here knows files: `gguf.open_model` builds one from metadata, `synth.geometry` from a name.
 Symbols in brackets are those of spec/model.md 1.
 """
 
@@ -119,7 +119,8 @@ class Geometry:
         """None if the sizes fit together, else one sentence that names the offending sizes."""
         positive = (
             "n_layers width n_vocab n_heads head_dim rope_dim q_rank out_groups out_rank window "
-            "n_experts n_experts_used expert_width streams sinkhorn_iterations context"
+            "n_experts n_experts_used expert_width streams sinkhorn_iterations "
+            "yarn_original_context context"
         ).split()
         for field in positive:
             if getattr(self, field) < 1:
@@ -145,8 +146,19 @@ class Geometry:
                 return "a ratio-4 layer needs indexer heads, width and top_k of at least 1"
             if self.index_dim < self.rope_dim:
                 return f"indexer width {self.index_dim} is below rope_dim {self.rope_dim}"
-        for field in ("hyper_eps", "rms_eps", "rope_theta", "rope_theta_compressed", "yarn_factor"):
+        for field in ("expert_scale", "hyper_eps", "rms_eps", "yarn_factor", "yarn_beta_slow"):
             value = getattr(self, field)
             if not (math.isfinite(value) and value > 0):
                 return f"{field} is {value}, expected a positive number"
+        for field in ("rope_theta", "rope_theta_compressed"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value > 1):
+                return f"{field} is {value}, expected a number above 1"
+        fast, slow = self.yarn_beta_fast, self.yarn_beta_slow
+        if not (math.isfinite(fast) and fast >= slow):
+            return f"yarn_beta_fast is {fast}, expected at least yarn_beta_slow {slow}"
+        for field in ("expert_clamp", "shared_clamp"):
+            for layer, value in enumerate(getattr(self, field)):
+                if not (math.isfinite(value) and value > 0):
+                    return f"{field} of layer {layer} is {value}, expected a positive number"
         return None
