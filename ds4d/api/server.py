@@ -1,0 +1,337 @@
+"""The HTTP door: sockets, routes, what all responses have in common (spec/api.md 2.0, 2.8, 2.9).
+
+Owns which path is what, the order of checks (Host, preflight, route, key), request ids, and that
+no error leaves in any form but JSON. Does not know what a chat is. The door opens before there is
+a model: until `serve_model` was called, what needs one is answered 503 `model_loading`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import secrets
+import socket
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from ds4d import __version__
+from ds4d.api import errors, models
+from ds4d.api.chat import Chat
+from ds4d.api.guard import Guard
+from ds4d.config import host_and_port, is_loopback
+from ds4d.errors import ConfigError, Refused, RequestError, TemporaryError
+from ds4d.events import emit
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aiohttp.web_request import BaseRequest
+    from anyio.abc import TaskStatus
+
+    from ds4d.api.chat import Served
+    from ds4d.config import Api
+    from ds4d.sched.runner import Runner
+
+    Methods = dict[str, Callable[["Exchange"], Awaitable[web.StreamResponse]]]
+
+log = logging.getLogger("ds4d.api")
+
+MAX_HEADER_BYTES = 64 << 10  # of one line; aiohttp's 8 KiB is less than some clients' metadata
+RETRY_S = 5  # in `retry-after` while the model loads
+CLOSE_S = 2.0  # for connections that are still busy when the door closes
+
+_OPEN = frozenset(("", "health", "ready", "version"))  # need no key
+_NOT_BUILT: dict[str, tuple[str, ...]] = {
+    "completions": ("POST",),
+    "responses": ("POST",),
+    "messages": ("POST",),
+    "messages/count_tokens": ("POST",),
+    "tokenize": ("POST",),
+    "detokenize": ("POST",),
+    "apply-template": ("POST",),
+    "props": ("GET",),
+    "metrics": ("GET",),
+}
+_FOREIGN = re.compile(r"(embeddings|rerank|moderations|audio/.+|images/.+)")
+_REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
+
+
+def tail_of(path: str) -> str:
+    """A path without what clients add, double or leave out: `/v1`, `/beta`, slashes at the end."""
+    return re.sub(r"^(/(v1|beta)(?=/|$))+", "", re.sub(r"/{2,}", "/", path)).strip("/")
+
+
+class Exchange:
+    """One request on its way through the door."""
+
+    def __init__(self, request: BaseRequest) -> None:
+        self.request = request
+        self.tail = tail_of(request.path)
+        self.anthropic = self.tail.startswith("messages")
+        asked = request.headers.get("x-request-id", "")
+        known = _REQUEST_ID.fullmatch(asked) is not None
+        self.id = asked if known else f"req_{secrets.token_hex(16)}"
+        self.cors: dict[str, str] = {}
+        self._began = perf_counter()
+
+    def headers(self) -> dict[str, str]:
+        """Those of every response, as of now."""
+        common = {
+            "Server": f"ds4d/{__version__}",
+            "x-request-id": self.id,
+            "openai-processing-ms": str(round(1e3 * (perf_counter() - self._began))),
+        }
+        if self.anthropic:
+            common["request-id"] = self.id
+        return common | self.cors
+
+    def json(self, status: int, value: Any, **headers: str) -> web.Response:
+        return self._response(status, msgspec.json.encode(value), headers)
+
+    def error(self, error: BaseException) -> web.Response:
+        p = errors.problem(error)
+        body = errors.anthropic_body(p, self.id) if self.anthropic else errors.openai_body(p)
+        return self._response(p.status, body, p.headers)
+
+    def empty(self, headers: dict[str, str]) -> web.Response:
+        return web.Response(status=204, headers=self.headers() | headers)
+
+    def _response(self, status: int, body: bytes, headers: dict[str, str]) -> web.Response:
+        return web.Response(
+            status=status,
+            body=body,
+            content_type="application/json",
+            charset="utf-8",
+            headers=self.headers() | headers,
+        )
+
+
+class Server:
+    """Listens on `config.listen`. `addresses` are (host, port) pairs once `run` has started."""
+
+    def __init__(self, config: Api, runner: Runner) -> None:
+        self.addresses: list[tuple[str, int]] = []
+        self._config = config
+        self._runner = runner
+        self._served: Served | None = None
+        self._chat: Chat | None = None
+        self._loopback = all(is_loopback(host_and_port(where)[0]) for where in config.listen)
+        self._guard = Guard(config, loopback=self._loopback)
+        self._routes: dict[str, Methods] = {
+            "": {"GET": self._root},
+            "health": {"GET": self._health},
+            "ready": {"GET": self._ready},
+            "version": {"GET": self._version},
+            "models": {"GET": self._models},
+            "chat/completions": {"POST": self._completions},
+        }
+
+    def serve_model(self, served: Served) -> None:
+        """From now on there is a model to talk to."""
+        self._served = served
+        self._chat = Chat(self._config, served, self._runner, loopback=self._loopback)
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Open the doors, then serve until cancelled.
+
+        Raises:
+            TemporaryError: a port is taken.  ConfigError: an address that is not ours to listen on.
+        """
+        door = web.ServerRunner(
+            _Door(
+                self._handle,
+                handler_cancellation=True,  # a client that leaves stops its own work
+                access_log=None,
+                max_line_size=MAX_HEADER_BYTES,
+                max_field_size=MAX_HEADER_BYTES,
+            ),
+            shutdown_timeout=CLOSE_S,
+        )
+        await door.setup()
+        try:
+            for where in self._config.listen:
+                await _listen(door, where)
+            self.addresses = [tuple(address[:2]) for address in door.addresses]
+            for host, port in self.addresses:
+                emit(log, "api.open", host=host, port=port)
+            task_status.started()
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await door.cleanup()
+
+    # One request
+
+    async def _handle(self, request: BaseRequest) -> web.StreamResponse:
+        exchange = Exchange(request)
+        try:
+            return await self._route(exchange)
+        except ConnectionError:
+            raise  # nobody is left to be told
+        except (RequestError, Refused) as error:
+            response = exchange.error(error)
+            reason, status = str(error), response.status
+            emit(log, "request.rejected", request=exchange.id, status=status, reason=reason)
+        except Exception as error:
+            errors.log_failure(log, exchange.id, error)
+            response = exchange.error(error)
+        if not request.content.is_eof():  # too large, or broken: the connection is of no more use
+            response.force_close()
+        return response
+
+    async def _route(self, exchange: Exchange) -> web.StreamResponse:
+        request, tail = exchange.request, exchange.tail
+        exchange.cors = self._guard.cors(request.headers)
+        self._guard.check_host(request.headers)
+        if request.method == "OPTIONS":
+            return exchange.empty(self._guard.preflight(request.headers))
+        if tail not in _OPEN:
+            self._guard.check_key(request.headers)
+        if tail.startswith("models/"):
+            methods: Methods = {"GET": self._model}
+        elif _FOREIGN.fullmatch(tail):
+            raise RequestError(
+                f"ds4d has no {request.path[:100]}: it serves one language model through "
+                "/v1/chat/completions and lists it under /v1/models.",
+                code="unsupported_endpoint",
+            )
+        elif tail in _NOT_BUILT or tail.startswith("responses/"):
+            allowed = _NOT_BUILT.get(tail, ("GET", "POST", "DELETE"))
+            _check_method(request.method, allowed)
+            raise RequestError(
+                f"{request.path[:100]} is not supported by this version of ds4d.",
+                status=404,
+                code="unsupported_endpoint",
+            )
+        elif tail in self._routes:
+            methods = self._routes[tail]
+        else:
+            raise RequestError(f"There is no {request.path[:100]} here.", status=404)
+        _check_method(request.method, tuple(methods))
+        return await methods["GET" if request.method == "HEAD" else request.method](exchange)
+
+    async def _completions(self, exchange: Exchange) -> web.StreamResponse:
+        if self._chat is None:
+            raise self._loading()
+        await _welcome_body(exchange.request)
+        return await self._chat.answer(exchange)
+
+    async def _models(self, exchange: Exchange) -> web.Response:
+        served, anthropic = self._model_or_refuse(exchange)
+        return exchange.json(200, models.listing(served.info, self._config, anthropic=anthropic))
+
+    async def _model(self, exchange: Exchange) -> web.Response:
+        served, anthropic = self._model_or_refuse(exchange)
+        name = exchange.tail.removeprefix("models/")
+        return exchange.json(200, models.one(name, served.info, self._config, anthropic=anthropic))
+
+    def _model_or_refuse(self, exchange: Exchange) -> tuple[Served, bool]:
+        if self._served is None:
+            raise self._loading()
+        return self._served, "anthropic-version" in exchange.request.headers
+
+    def _loading(self) -> Refused:
+        what, fraction = self._runner.loading or ("model", 0.0)
+        return Refused(
+            f"The model is loading: {what}, {100 * fraction:.0f} %.",
+            status=503,
+            code="model_loading",
+            retry_after_s=RETRY_S,
+        )
+
+    async def _root(self, exchange: Exchange) -> web.Response:
+        return exchange.json(200, {"name": "ds4d", "version": __version__})
+
+    async def _version(self, exchange: Exchange) -> web.Response:
+        return exchange.json(200, {"version": __version__, "name": "ds4d"})
+
+    async def _health(self, exchange: Exchange) -> web.Response:
+        """Alive and not failed; a daemon that drains is both."""
+        match self._runner.state:
+            case "failed":
+                error = {"message": "The engine has failed.", "type": "server_error"}
+                return exchange.json(503, {"status": "error", "error": error})
+            case "loading":
+                headers = {"retry-after": str(RETRY_S)}
+                return exchange.json(503, {"status": "loading model"}, **headers)
+            case "ready" | "draining":
+                return exchange.json(200, {"status": "ok"})
+
+    async def _ready(self, exchange: Exchange) -> web.Response:
+        """Whether a request would be admitted now."""
+        if self._served is not None and self._runner.would_admit():
+            return exchange.json(200, {"status": "ready"})
+        state = "busy" if self._runner.state == "ready" else self._runner.state
+        return exchange.json(503, {"status": state}, **{"retry-after": str(RETRY_S)})
+
+
+def _check_method(method: str, allowed: tuple[str, ...]) -> None:
+    if method in allowed or (method == "HEAD" and "GET" in allowed):
+        return
+    allow = ", ".join((*allowed, "HEAD") if "GET" in allowed else allowed)
+    raise RequestError(f"Expected {allow} here, not {method}.", status=405, extra={"allow": allow})
+
+
+async def _welcome_body(request: BaseRequest) -> None:
+    """Tell a client that asks first (`Expect: 100-continue`) to send its body."""
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # no part of the response
+
+
+async def _listen(door: web.ServerRunner, where: str) -> None:
+    host, port = host_and_port(where)
+    try:
+        await web.TCPSite(door, host, port).start()
+    except socket.gaierror:
+        raise ConfigError(
+            f"api.listen: no such host {host!r}; expected one of this machine"
+        ) from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise TemporaryError(
+                f"{where} is in use, perhaps by another ds4d: stop that one, or listen elsewhere "
+                f"(--listen {host}:{port + 1 if 0 < port < 65_535 else 0})"
+            ) from None
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(f"api.listen: cannot listen on {where}: {reason}") from None
+
+
+class _Door(web.Server):
+    """aiohttp's low-level server, whose own errors are JSON too."""
+
+    def __call__(self) -> RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Connection(RequestHandler):
+    """Answers what never becomes a request: bytes that are not HTTP, headers beyond the limits."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if request.writer.output_size > 0:
+            raise ConnectionError("the response has begun; there is no way to say more")
+        first_line = (message or "").strip().partition("\n")[0][:200]
+        reason = f"This is not a valid HTTP request: {first_line}" if status < 500 else ""
+        error = RequestError(reason, status=400) if status < 500 else exc or RuntimeError()
+        emit(log, "http.error", level=logging.DEBUG, status=status, reason=repr(exc))
+        response = Exchange(request).error(error)
+        response.force_close()
+        return response
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        emit(log, "http.error", reason=repr(kw.get("exc_info") or args))
