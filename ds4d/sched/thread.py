@@ -1,0 +1,112 @@
+"""The one OS thread that owns the engine: a mailbox and a hop per call.
+
+A long-lived thread and not a pool, since a device context belongs to a thread. The event loop hands
+over a function and sleeps until its result is back; it never blocks on the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+
+from ds4d.errors import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+_LOOKS = 4  # at the heartbeat, within the time that it may stand still
+
+
+class _Letter:
+    """One call on its way there and back."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.call = call
+        self.done = anyio.Event()
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+
+class EngineThread:
+    """Runs calls one after another, in the order in which they were made."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._mail: queue.SimpleQueue[_Letter | None] = queue.SimpleQueue()
+        self._ended = anyio.Event()
+        self._given_up = False
+        # A daemon thread: a device call that never returns must not keep the process alive.
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    async def call(
+        self,
+        function: Callable[..., T],
+        *args: object,
+        heartbeat: Callable[[], int] | None = None,
+        stall_s: float = 0.0,
+        abandon: bool = False,
+    ) -> T:
+        """`function(*args)` there; its result or exception here.
+
+        A call that has begun is waited for even when the caller is cancelled, since the engine is
+        at rest only then: what may take long looks at a `Cancel` flag of its own. With `abandon`
+        the thread is given up instead. Raises `DeviceError` when `heartbeat` has not moved for
+        `stall_s`; the thread is given up then too.
+        """
+        letter = _Letter(lambda: function(*args))
+        self._mail.put(letter)
+        with anyio.CancelScope(shield=not abandon):
+            try:
+                if heartbeat is None:
+                    await letter.done.wait()
+                else:
+                    await self._wait(letter, heartbeat, stall_s)
+            except anyio.get_cancelled_exc_class():
+                self._given_up = True
+                raise
+        if letter.error is not None:
+            raise letter.error
+        value: T = letter.value
+        return value
+
+    async def _wait(self, letter: _Letter, heartbeat: Callable[[], int], stall_s: float) -> None:
+        last, stood = heartbeat(), 0
+        while not letter.done.is_set():
+            with anyio.move_on_after(stall_s / _LOOKS):
+                await letter.done.wait()
+                return
+            now = heartbeat()
+            stood = stood + 1 if now == last else 0
+            last = now
+            if stood >= _LOOKS:
+                self._given_up = True
+                raise DeviceError(f"the engine has not moved for {stall_s:.0f} s")
+
+    async def close(self) -> None:
+        """End the thread after the calls made so far. One that was given up is left behind."""
+        self._mail.put(None)
+        if not self._given_up:
+            with anyio.CancelScope(shield=True):
+                await self._ended.wait()
+
+    def _work(self) -> None:
+        while (letter := self._mail.get()) is not None:
+            try:
+                letter.value = letter.call()
+            except BaseException as error:  # carried to the caller, whatever it is
+                letter.error = error
+            self._back(letter.done.set)
+            del letter  # results may be large; don't hold the last one while asleep
+        self._back(self._ended.set)
+
+    def _back(self, callback: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits any more
