@@ -253,14 +253,13 @@ class Server:
         return exchange.json(200, {"version": __version__, "name": "ds4d"})
 
     async def _health(self, exchange: Exchange) -> web.Response:
-        """Alive and not failed; a daemon that drains is both."""
+        """Alive and not failed; a daemon that loads or drains is both."""
         match self._runner.state:
             case "failed":
                 error = {"message": "The engine has failed.", "type": "server_error"}
                 return exchange.json(503, {"status": "error", "error": error})
             case "loading":
-                headers = {"retry-after": str(RETRY_S)}
-                return exchange.json(503, {"status": "loading model"}, **headers)
+                return exchange.json(200, {"status": "loading model"})
             case "ready" | "draining":
                 return exchange.json(200, {"status": "ok"})
 

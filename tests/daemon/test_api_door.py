@@ -312,7 +312,7 @@ async def test_a_door_without_a_model_says_how_far_loading_is():
             assert answered.headers["retry-after"] == "5"
             assert "x-should-retry" not in answered.headers
         health = await door.get("/health")
-        assert (health.status, health.json) == (503, {"status": "loading model"})
+        assert (health.status, health.json) == (200, {"status": "loading model"})
         assert (await door.get("/ready")).json == {"status": "loading"}
         assert (await door.get("/version")).json["name"] == "ds4d"
 

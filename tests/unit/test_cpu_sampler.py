@@ -122,6 +122,15 @@ def test_failures_are_told_in_the_rules_words(bad, temperature):
         assert (got.failed is not None) is (draft == 3)
 
 
+def test_a_penalty_that_vanishes_in_f32_fails_the_lane_and_not_the_engine():
+    """1e-320 is above 0 as a Python float and 0 as float32: the division is by zero."""
+    history = History(ids=np.array([1], np.int32), generated=np.array([1], np.int32))
+    sampling = Sampling(repetition=1e-320, temperature=0.0)
+    work = VerifyWork(lane=0, pending=0, sampling=sampling, position=0, history=history)
+    accepted = sampler.accept_rows(np.array([[0.5, 1.5, -1.0]], np.float32), work)
+    assert accepted.failed is not None and not accepted.ids
+
+
 def test_a_mask_that_allows_nothing_fails_the_lane():
     work = VerifyWork(
         lane=0, pending=0, sampling=Sampling(), position=0, mask=np.zeros((1, 2), np.uint32)

@@ -10,7 +10,8 @@ The race is Gumbel-max after a monotone map: ln w + G is largest where E / w is 
 E >= v, most ids are out of the race before their logarithm is taken. Logits are float32; weights
 and scores are float64 because they cost nothing here and make these loops pick what
 `speculation/accept.py`, their reference, picks. Which ids play is decided in `cpu/sampler.py`,
-which also compiles and caches `KERNELS`.
+which also compiles and caches `KERNELS`. A division by zero gives an infinity, which the checks
+there turn into the failure of one lane.
 """
 
 import numpy as np
@@ -24,7 +25,7 @@ M0, M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 W0, W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def penalise(z, ids, generated, drawn, exempt, repetition, presence, frequency):
     """In place on z [V] f32; `ids`, `generated` [n] i32 the history, `drawn`, `exempt` i32.
 
@@ -56,7 +57,7 @@ def penalise(z, ids, generated, drawn, exempt, repetition, presence, frequency):
         z[token] = x - np.float32(presence * (n > 0) + frequency * n)
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def mask(z, bits):
     """In place on z [V] f32; bits [ceil(V/32)] u32. How many ids are left."""
     left = 0
@@ -70,7 +71,7 @@ def mask(z, bits):
     return left
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def above(z, cut):
     """Ids [n] i32, ascending, with z >= cut and z > -inf."""
     ids = np.empty(z.size, np.int32)
@@ -81,7 +82,7 @@ def above(z, cut):
     return ids[:n]
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def ranked(z, ids):
     """`ids` [n] i32 by z descending, id ascending: one sort of u64 keys.
 
@@ -100,7 +101,7 @@ def ranked(z, ids):
     return order
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def weigh(z, ids, best, temperature):
     """Weights [n] f64 of `ids` [n]; the best id has 1."""
     weights = np.empty(ids.size, np.float64)
@@ -109,7 +110,7 @@ def weigh(z, ids, best, temperature):
     return weights
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def likely(z, ids, best, temperature, top_p):
     """A superset of the top_p nucleus of `ids` [n], and the mass that the nucleus must reach.
 
@@ -137,7 +138,7 @@ def likely(z, ids, best, temperature, top_p):
     return kept[:n], need
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def log_mass(z, best):
     """ln of the sum of exp(z - best) over z [V]."""
     total = 0.0
@@ -146,7 +147,7 @@ def log_mass(z, best):
     return np.log(total)
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def philox(c0, c1, c2, c3, seed):
     """Philox 4x32-10: counter words and results are u64 below 2^32, `seed` is the 64-bit key."""
     k0, k1 = seed & U32, seed >> HALF
@@ -157,7 +158,7 @@ def philox(c0, c1, c2, c3, seed):
     return c0, c1, c2, c3
 
 
-@njit(nogil=True)
+@njit(nogil=True, error_model="numpy")
 def race(ids, weights, seed, position, stream, epoch):
     """The winner among `ids` [n] i32 in any order; -1 if no weight [n] f64 is positive."""
     best, winner = np.inf, -1
