@@ -36,7 +36,6 @@ from ds4d.engine import (
     Verified,
 )
 from ds4d.errors import CheckpointError, ModelFileError, OutOfMemory
-from ds4d.speculation.accept import Accepted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -237,11 +236,8 @@ class CpuEngine:
             mine = self._lane(work.lane)
             rows = logits[span]
             mine.highest = max(mine.highest, mine.n_tokens + len(rows))
-            bad = ~np.isfinite(rows).all(axis=1)
-            if bad.any():
-                taken = Accepted(failed=f"row {int(bad.argmax())}: a logit is not finite")
-            else:
-                taken = sampler.accept_rows(rows, work)
+            unread = (mine.drawn,) if work.pending == LAST_DRAWN and mine.drawn is not None else ()
+            taken = sampler.accept_rows(rows, work, unread=unread)
             if taken.failed is None:
                 mine.n_tokens += taken.n_accepted + 1
                 mine.drawn = taken.ids[-1]

@@ -78,7 +78,7 @@ class Kernel:
             self._compiled = self._declare(folder)
 
     def _declare(self, folder: Path | None) -> Any:
-        with _cache_in(folder):
+        with cache_in(folder):
             declare = numba.cfunc(self.signature, cache=folder is not None, error_model="numpy")
             return declare(self.function)
 
@@ -121,16 +121,22 @@ def prepare(
 ) -> None:
     """Make every kernel callable. `progress` gets a name and the share done, 0 to 1."""
     wanted = list(dict.fromkeys(kernels))
-    folder = None
-    if cache_dir is not None:
-        folder = cache_dir / f"kernels-{source_key()}"
-        folder.mkdir(parents=True, exist_ok=True)
+    folder = cache_folder(cache_dir)
     for i, each in enumerate(wanted):
         if progress is not None:
             progress(each.name, i / len(wanted))
         each.prepare(folder)
     if progress is not None:
         progress("kernels", 1.0)
+
+
+def cache_folder(cache_dir: Path | None) -> Path | None:
+    """Where this version's kernels lie in `cache_dir`; made if need be."""
+    if cache_dir is None:
+        return None
+    folder = cache_dir / f"kernels-{source_key()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def source_key() -> str:
@@ -146,7 +152,7 @@ def source_key() -> str:
 
 
 @contextmanager
-def _cache_in(folder: Path | None) -> Iterator[None]:
+def cache_in(folder: Path | None) -> Iterator[None]:
     """Numba reads its cache directory when a function is declared."""
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder or "")

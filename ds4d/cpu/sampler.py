@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 
 from ds4d.cpu import jit
@@ -71,14 +70,24 @@ def prepare(cache_dir: Path | None = None) -> None:
 
     The folder in it is that of `jit.prepare`; without one, nothing is written anywhere.
     """
-    before = numba.config.CACHE_DIR
-    if cache_dir is not None:
-        numba.config.CACHE_DIR = str(cache_dir / f"kernels-{jit.source_key()}")
-        try:
-            for kernel in sample.KERNELS:
-                kernel.enable_caching()  # reads CACHE_DIR
-        finally:
-            numba.config.CACHE_DIR = before
+    folder = jit.cache_folder(cache_dir)
+    if folder is None:
+        _run_every_kernel()
+        return
+    with jit.cache_in(folder):
+        for kernel in sample.KERNELS:
+            kernel.enable_caching()
+    try:
+        _run_every_kernel()
+    except Exception:  # a damaged file raises whatever unpickling it happens to raise
+        for kernel in sample.KERNELS:
+            for path in folder.rglob(f"*.{kernel.__name__}-*.nb?"):
+                path.unlink(missing_ok=True)
+        _run_every_kernel()
+
+
+def _run_every_kernel() -> None:
+    """What compiles them, for the one signature that each is ever called with."""
     logits = np.zeros((2, 8), np.float32)
     allowed = np.full((2, 1), 0xFF, np.uint32)
     for top_k, q in ((0, None), (3, np.full((1, 8), 0.125, np.float32))):

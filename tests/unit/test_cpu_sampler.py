@@ -182,3 +182,19 @@ def test_prepare_compiles_every_kernel_once_and_for_all_and_loads_it_the_next_ti
     assert [len(signatures) for signatures in here] == [1] * len(sample.KERNELS)
     assert first == [str(here), str([0] * len(sample.KERNELS))]
     assert second == [str(here), str([1] * len(sample.KERNELS))]
+
+
+def test_a_damaged_cache_file_costs_a_compilation_and_nothing_else(tmp_path):
+    code = (
+        "import sys, pathlib; from ds4d.cpu import sampler;"
+        "sampler.prepare(pathlib.Path(sys.argv[1])); print('prepared')"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    files = sorted(tmp_path.rglob("*.nb?"))
+    assert files
+    for path in files:
+        path.write_bytes(b"not a kernel")
+    again = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert again.stdout == "prepared\n"
+    assert all(path.read_bytes() != b"not a kernel" for path in tmp_path.rglob("*.nbi"))
