@@ -157,7 +157,7 @@ class Chat:
                 deltas += reply.take(event)
                 if reply.over():
                     break
-        ticket.leave(reply.answer.n_tokens)
+        ticket.leave(reply.answer.n_tokens, outcome=reply.finish() or "left")
         reply.settle(ticket.stats)
         return exchange.json(200, reply.whole(deltas), **reply.headers())
 
@@ -208,7 +208,7 @@ class Chat:
                     break
             chunks += reply.chunks(join(deltas))
             await stream.send(chunks)
-        ticket.leave(reply.answer.n_tokens)
+        ticket.leave(reply.answer.n_tokens, outcome=reply.finish() or "left")
         reply.settle(ticket.stats)
         await stream.send(reply.last_chunks())
 
@@ -298,7 +298,7 @@ class _Reply:
         extra: dict[str, Any] = {}
         if self._stats is not None:
             extra["timings"] = _timings(self._stats)
-        last = self._chunk({}, ids=self._take_ids(), finish=self._finish(), extra=extra)
+        last = self._chunk({}, ids=self._take_ids(), finish=self.finish(), extra=extra)
         events = [last]
         if self._prepared.wish.include_usage:
             events.append(sse.event(self._frame | {"choices": [], "usage": self._usage()}))
@@ -370,7 +370,7 @@ class _Reply:
             "index": 0,
             "message": message,
             "logprobs": None,
-            "finish_reason": self._finish(),
+            "finish_reason": self.finish(),
             "stop_reason": self.answer.stop_reason,
         }
         whole = self._frame | {"choices": [choice], "usage": self._usage()}
@@ -401,7 +401,7 @@ class _Reply:
 
     # Both
 
-    def _finish(self) -> str | None:
+    def finish(self) -> str | None:
         finish = self.answer.finish
         return "function_call" if finish == "tool_calls" and self._prepared.wish.legacy else finish
 

@@ -279,7 +279,7 @@ class Runner:
             return  # it has ended and the client has all of it
         if self._tickets.pop(ticket.id, None):
             ticket.stats = scheduler.stats(ticket.id, now)
-            _log_end(ticket, "left", ticket.stats)
+            _log_end(ticket, ticket.outcome, ticket.stats)
             self._cancel_chunk(ticket.id)
             self._maybe_quiet()
         scheduler.on_leave(ticket.id, n_kept, now)

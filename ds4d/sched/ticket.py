@@ -142,6 +142,7 @@ class Ticket:
         self._limit = buffer
         self._unread: deque[Event] = deque()
         self.n_read = 0  # tokens handed to the reader
+        self.outcome = "left"  # how it ended if it was left, for the log
         self._left = False
         self._paused = False
         self._news = anyio.Event()
@@ -168,16 +169,18 @@ class Ticket:
             self._on_room(self)
         return event
 
-    def leave(self, n_kept: int | None = None) -> None:
+    def leave(self, n_kept: int | None = None, *, outcome: str = "left") -> None:
         """Give up the claim: no event comes any more and the lane is free within one step.
 
         Synchronous, idempotent, and callable from anywhere in the loop's thread, the `finally` of
         a cancelled handler included. `n_kept` is how many tokens of the answer the client has got
-        or uses (None: those read from this ticket); state of later ones is not kept.
+        or uses (None: those read from this ticket); state of later ones is not kept. `outcome` is
+        what the log says: an answer that a stop string or a whole call has ended was not left.
         """
         if self._left:
             return
         self._left = True
+        self.outcome = outcome
         self._unread.clear()
         self._news.set()
         self._on_leave(self, self.n_read if n_kept is None else n_kept)
