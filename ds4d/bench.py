@@ -34,7 +34,7 @@ import numpy as np
 from ds4d import __version__
 from ds4d.engine import Prefill, Sampling, VerifyWork
 from ds4d.errors import LaneError, UsageError
-from ds4d.model import gguf
+from ds4d.model import embedded, gguf
 from ds4d.model.rows import index_row_widths, row_widths
 
 if TYPE_CHECKING:
@@ -441,7 +441,7 @@ def _count(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     plan = Plan()
     parser = _Parser(prog="ds4d bench", description="Measures the engine alone.")
-    parser.add_argument("--model", type=Path, metavar="FILE", help="default: the one configured")
+    parser.add_argument("--model", type=Path, metavar="FILE", help="default: the one served")
     parser.add_argument("--threads", type=_count, help="default: as the daemon, cores - 1")
     for name in ("depths", "lanes", "chunks"):
         default: tuple[int, ...] = getattr(plan, name)
@@ -482,9 +482,7 @@ def _measure_cpu(model: Path | None, n_threads: int | None, plan: Plan) -> Repor
     from ds4d.cpu.floor import CpuCeilings
 
     settings = config.load()
-    path = model or settings.model.path
-    if path is None:
-        raise UsageError("no model is configured; name one with --model FILE")
+    path = model or settings.model.path or embedded.path()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     n_threads = n_threads or settings.runtime.engine_threads or max((cores or 1) - 1, 1)
     lanes = max(plan.lanes)
