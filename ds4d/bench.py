@@ -478,13 +478,12 @@ def main(argv: Sequence[str]) -> int:
 def _measure_cpu(model: Path | None, n_threads: int | None, plan: Plan) -> Report:
     """Open the CPU engine as the daemon would, and measure it."""
     from ds4d import config
-    from ds4d.cpu.engine import CpuEngine
+    from ds4d.cpu.engine import CpuEngine, default_threads
     from ds4d.cpu.floor import CpuCeilings
 
     settings = config.load()
     path = model or settings.model.path or embedded.path()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    n_threads = n_threads or settings.runtime.engine_threads or max((cores or 1) - 1, 1)
+    n_threads = n_threads or settings.runtime.engine_threads or default_threads()
     lanes = max(plan.lanes)
     with gguf.open_model(path) as file:
         engine = CpuEngine(
@@ -508,7 +507,11 @@ def _measure_cpu(model: Path | None, n_threads: int | None, plan: Plan) -> Repor
         model=file.geometry.name or Path(file.path).name,
         engine=f"cpu engine {__version__}, {n_threads} thread{'s' if n_threads > 1 else ''}",
         plan=bench.plan,
-        machine={"cpu": _processor(), "cores": cores or 0, "python": platform.python_version()},
+        machine={
+            "cpu": _processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+        },
         load_average=os.getloadavg(),
         figures=figures,
     )

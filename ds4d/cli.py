@@ -10,10 +10,11 @@ import argparse
 import logging
 import os
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ds4d import __version__, events
+from ds4d import __version__, config, events
 from ds4d.errors import Ds4Error, UsageError
 
 if TYPE_CHECKING:
@@ -52,8 +53,6 @@ def _run(argv: list[str]) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from ds4d import config
-
     sets = list(arguments.set)
     if arguments.profile is not None:
         sets.append(f"profile={arguments.profile}")
@@ -85,12 +84,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ds4d {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    serve = verbs.add_parser("serve", help="run the daemon (with no model: the embedded ds4-tiny)")
+    serve = verbs.add_parser(
+        "serve",
+        help="run the daemon (with no model: the embedded ds4-tiny)",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"settings, for ds4d.toml or --set:\n{textwrap.indent(config.listing(), '  ')}",
+    )
     serve.add_argument("--config", type=Path, metavar="FILE", help="a ds4d.toml")
     serve.add_argument("--model", type=Path, metavar="FILE", help="a GGUF file")
     serve.add_argument("--listen", action="append", metavar="HOST:PORT", help="may be given again")
     serve.add_argument("--profile", metavar="NAME", help="a preset of settings")
-    serve.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    serve.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="any setting of the list below, such as lanes.max=2; may be given again",
+    )
 
     model = verbs.add_parser("model", help="model files")
     model_verbs = model.add_subparsers(dest="model_verb", required=True, metavar="VERB")

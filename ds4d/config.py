@@ -319,7 +319,13 @@ def _from_command_line(sets: Sequence[str], problems: list[str]) -> Iterator[_Se
         if not equals:
             problems.append(f"--set {item}: needs the form section.key=value")
         else:
-            yield _Setting("--set", name.strip(), value, text=True)
+            yield _Setting("command line", name.strip(), value, text=True)
+
+
+def listing() -> str:
+    """Every key with what it takes, one a line: for `ds4d serve --help`."""
+    width = max(map(len, _KEYS))
+    return "\n".join(f"{name:<{width}}  {key.expected}" for name, key in _KEYS.items())
 
 
 # Values

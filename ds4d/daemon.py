@@ -175,7 +175,8 @@ class Waking:
             v = model.vocabulary()
             tokenizer = Tokenizer(v.tokens, v.types.tolist(), v.merges)
             tensors = {name: model.tensor(name) for name in model.tensors}
-            threads = config.runtime.engine_threads or max(1, (os.cpu_count() or 1) - 1)
+            texts = _constants(config, path, _profile(config, f"{path.name} {geometry.name}"))
+            threads = config.runtime.engine_threads or cpu.default_threads()
 
             def need(*, lanes: int, pages: int, frontiers: int, chunk: int) -> Need:
                 return cpu.need(
@@ -205,7 +206,7 @@ class Waking:
                 cache_dir=_writable(config.paths.cache),
                 progress=progress,
             )
-            self._served = _text_side(config, model, tokenizer, capacity, engine)
+            self._served = _text_side(config, model, tokenizer, texts, capacity, engine)
         return engine, capacity
 
     def _promise(self, need: NeedFor, geometry: Geometry, context: int) -> Capacity:
@@ -236,20 +237,22 @@ class Waking:
         memory = self._config.memory
         total = memory.simulate_total_gib
         simulated = None if total is None else int(total * (1 << 30))
-        return host.sample(simulated).free - memory.reserve_mib * MIB
+        return max(host.sample(simulated).free - memory.reserve_mib * MIB, 0)
 
 
 def _text_side(
-    config: Config, model: ModelFile, tokenizer: Tokenizer, capacity: Capacity, engine: Engine
+    config: Config,
+    model: ModelFile,
+    tokenizer: Tokenizer,
+    texts: Constants,
+    capacity: Capacity,
+    engine: Engine,
 ) -> Served:
     """What the API must know of the model: its texts, its names, what it recommends."""
     g = model.geometry
-    path = Path(model.path)
-    profile = _profile(config, f"{path.name} {g.name}")
-    texts = _constants(config, path, profile)
     two_bit = {Quant.IQ2_XXS, Quant.Q2_K}
     facts = (engine.row_fingerprint, texts.name, texts.profile, __version__)
-    name = config.model.name or g.name or path.stem
+    name = config.model.name or g.name or Path(model.path).stem
     info = ModelInfo(
         name=name,
         root=f"deepseek-ai/{g.name}" if g.name.startswith("DeepSeek") else f"ds4d/{name}",

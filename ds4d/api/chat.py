@@ -6,15 +6,16 @@ the tokens mean is `answer`; does not know the engine.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 
 from ds4d.api import body, chat_fields, errors, models, sse
 from ds4d.api.answer import Answer, join
@@ -69,14 +70,13 @@ class Chat:
         self._served = served
         self._runner = runner
         self._loopback = loopback
-        self._parsers = anyio.CapacityLimiter(PARSERS)
+        # Threads of our own, not a limiter: aiohttp cancels through anyio's shields, and a limiter
+        # would count a thread as free that is still at work for a client that has gone.
+        self._parsers = ThreadPoolExecutor(PARSERS, "ds4d-parse")
         self._unknown: set[str] = set()
 
     async def answer(self, exchange: Exchange) -> web.StreamResponse:
-        raw = await body.read(exchange.request, self._config.max_body_mib << 20)
-        prepared = await anyio.to_thread.run_sync(
-            self._prepare, raw, exchange.id, limiter=self._parsers
-        )
+        prepared = await self._read(exchange)
         ticket = self._runner.submit(prepared.claim)
         try:
             reply = _Reply(self._served, prepared)
@@ -85,6 +85,12 @@ class Chat:
             return await self._whole(exchange, ticket, reply)
         finally:
             ticket.leave()  # also when this handler is cancelled: the client has gone
+
+    async def _read(self, exchange: Exchange) -> Prepared:
+        """The bytes of the body live no longer than this: an answer may take minutes."""
+        raw = await body.read(exchange.request, self._config.max_body_mib << 20)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._parsers, self._prepare, raw, exchange.id)
 
     # In a worker thread
 

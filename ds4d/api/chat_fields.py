@@ -411,14 +411,18 @@ def _tool(function: dict[str, Any], at: str) -> Tool:
             param=f"{at}.description",
         )
     if function.get("strict"):
-        raise unsupported(f"{at}.strict: only false is supported by this server.", f"{at}.strict")
+        raise unsupported(
+            f"{at}.strict: true promises arguments that follow the schema, which this version of "
+            "ds4d cannot enforce yet; leave it out, and check the arguments of a call.",
+            f"{at}.strict",
+        )
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise RequestError(
             f"{at}.parameters: expected a JSON schema (an object), got {kind(parameters)}",
             param=f"{at}.parameters",
         )
-    return Tool(function={k: v for k, v in function.items() if v is not None and k != "strict"})
+    return Tool(function={k: v for k, v in function.items() if v is not None})
 
 
 def _choice(body: _Body, legacy: bool) -> ToolChoice:
@@ -509,7 +513,7 @@ def _level(word: str, param: str) -> Effort | None:
     try:
         return effort_level(word)
     except RequestError as error:
-        raise RequestError(str(error), param=param) from None
+        raise RequestError(f"{param}: {error}", param=param) from None
 
 
 # Sampling and limits

@@ -7,6 +7,7 @@ import re
 import stat
 from typing import TYPE_CHECKING
 
+from ds4d.config import is_loopback
 from ds4d.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ds4d.config import Api
-
-_LOCAL = frozenset(("localhost", "127.0.0.1", "[::1]"))
 
 
 def read_keys(path: Path | None) -> tuple[bytes, ...]:
@@ -39,14 +38,15 @@ class Guard:
 
     def __init__(self, config: Api, *, loopback: bool) -> None:
         self._keys = read_keys(config.api_keys_file)
-        self._hosts = _LOCAL | {host.lower() for host in config.allowed_hosts} if loopback else None
+        self._hosts = {host.lower() for host in config.allowed_hosts} if loopback else None
         self._origins = frozenset(config.cors_origins)
 
     def check_host(self, headers: Mapping[str, str]) -> None:
         host = headers.get("Host")
         if self._hosts is None or host is None:  # no browser leaves it out
             return
-        if re.sub(r":\d*$", "", host.strip()).lower() not in self._hosts:
+        name = re.sub(r":\d*$", "", host.strip()).lower()
+        if name not in self._hosts and not is_loopback(name.removeprefix("[").removesuffix("]")):
             raise RequestError(
                 f"The Host {host[:100]!r} is not allowed here; api.allowed_hosts can admit it.",
                 status=403,

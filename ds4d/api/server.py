@@ -27,7 +27,7 @@ from ds4d.api.chat import Chat
 from ds4d.api.guard import Guard
 from ds4d.config import host_and_port, is_loopback
 from ds4d.errors import ConfigError, Refused, RequestError, TemporaryError
-from ds4d.events import emit
+from ds4d.events import emit, tell
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -59,8 +59,15 @@ _NOT_BUILT: dict[str, tuple[str, ...]] = {
     "props": ("GET",),
     "metrics": ("GET",),
 }
+_HERE = "it answers POST /v1/chat/completions and GET /v1/models"
 _FOREIGN = re.compile(r"(embeddings|rerank|moderations|audio/.+|images/.+)")
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
+_TRY = """
+{name} is ready at {url}/v1; Ctrl-C stops it. From another terminal:
+
+    curl {url}/v1/chat/completions{key} \\
+         -d '{{"messages": [{{"role": "user", "content": "Hello! Who are you?"}}]}}'
+"""
 
 
 def tail_of(path: str) -> str:
@@ -134,9 +141,13 @@ class Server:
         }
 
     def serve_model(self, served: Served) -> None:
-        """From now on there is a model to talk to."""
+        """From now on there is a model to talk to. The doors must be open."""
         self._served = served
         self._chat = Chat(self._config, served, self._runner, loopback=self._loopback)
+        url = _url(*self.addresses[0])
+        emit(log, "api.serving", model=served.info.name, url=f"{url}/v1")
+        key = " -H 'Authorization: Bearer KEY'" if self._config.api_keys_file else ""
+        tell(_TRY.format(name=served.info.name, url=url, key=key))
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Open the doors, then serve until cancelled.
@@ -198,22 +209,21 @@ class Server:
             methods: Methods = {"GET": self._model}
         elif _FOREIGN.fullmatch(tail):
             raise RequestError(
-                f"ds4d has no {request.path[:100]}: it serves one language model through "
-                "/v1/chat/completions and lists it under /v1/models.",
+                f"ds4d has no {request.path[:100]}: it serves one language model; {_HERE}.",
                 code="unsupported_endpoint",
             )
         elif tail in _NOT_BUILT or tail.startswith("responses/"):
             allowed = _NOT_BUILT.get(tail, ("GET", "POST", "DELETE"))
             _check_method(request.method, allowed)
             raise RequestError(
-                f"{request.path[:100]} is not supported by this version of ds4d.",
+                f"{request.path[:100]} is not supported by this version of ds4d; {_HERE}.",
                 status=404,
                 code="unsupported_endpoint",
             )
         elif tail in self._routes:
             methods = self._routes[tail]
         else:
-            raise RequestError(f"There is no {request.path[:100]} here.", status=404)
+            raise RequestError(f"There is no {request.path[:100]}: {_HERE}.", status=404)
         _check_method(request.method, tuple(methods))
         return await methods["GET" if request.method == "HEAD" else request.method](exchange)
 
@@ -271,6 +281,13 @@ class Server:
         return exchange.json(503, {"status": state}, **{"retry-after": str(RETRY_S)})
 
 
+def _url(host: str, port: int) -> str:
+    """Where a client of this machine finds us."""
+    if host in ("0.0.0.0", "::"):  # every address, and so this one
+        host = "localhost"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def _check_method(method: str, allowed: tuple[str, ...]) -> None:
     if method in allowed or (method == "HEAD" and "GET" in allowed):
         return
@@ -300,7 +317,10 @@ async def _listen(door: web.ServerRunner, where: str) -> None:
                 f"(--listen {host}:{port + 1 if 0 < port < 65_535 else 0})"
             ) from None
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise ConfigError(f"api.listen: cannot listen on {where}: {reason}") from None
+        raise ConfigError(
+            f"api.listen: cannot listen on {where}: {reason}; expected an address of this machine "
+            "and a port that this user may open (1024 and up)"
+        ) from None
 
 
 class _Door(web.Server):

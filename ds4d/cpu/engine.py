@@ -70,11 +70,12 @@ class CpuEngine:
 
     `tensors` maps GGUF names (spec/model.md 2.3); an open file's are kept, not copied, where the
     kernels read the file's own bytes. `lanes`, `pages` and `frontiers` are allocated now. `threads`
-    counts the caller's (default: the processors we may use less one, at least one). `exact` leaves
-    out every rounding (spec/numerics.md 1), for comparisons only. `cache_dir` keeps compiled
-    kernels; None compiles and forgets. `progress(what, share)` is called while opening.
+    counts the caller's (None: `default_threads()`). `exact` leaves out every rounding
+    (spec/numerics.md 1), for comparisons only. `cache_dir` keeps compiled kernels; None compiles
+    and forgets. `progress(what, share)` is called while opening.
 
-    Raises ModelFileError where the model is beyond what the kernels' fixed scratch allows.
+    Raises ModelFileError where the model is beyond what the kernels' fixed scratch allows, where a
+    token table names no expert, and for weights that are not finite.
     """
 
     rows_max = ROWS_MAX
@@ -94,7 +95,7 @@ class CpuEngine:
     ) -> None:
         _check(geometry)
         self.geometry = geometry
-        self.threads = threads or max(1, _processors() - 1)
+        self.threads = threads or default_threads()
         self._tensors, self._exact = tensors, exact
         self._layout = Layout(geometry, rows_max=ROWS_MAX, exact=exact)
         self.page_bytes = self._layout.page_bytes
@@ -136,23 +137,6 @@ class CpuEngine:
             threads=self.threads,
             exact=self._exact,
         )
-
-    def token_bytes(self) -> dict[str, int]:
-        """What one decoded row reads of the weights, bytes by component: the memory floor."""
-        return dict(self._forward.token_bytes)
-
-    def kv_bytes(self, n_tokens: int) -> int:
-        """What one decoded row reads of cached rows at depth `n_tokens`, bytes."""
-        g, layout = self.geometry, self._layout
-        row, index_row = sum(layout.kv.planes), sum(layout.index.planes)
-        total = g.n_layers * min(n_tokens, g.window) * row
-        for ratio in g.ratios:
-            visible = n_tokens // ratio if ratio else 0
-            if ratio == 4 and visible > g.index_top_k:
-                total += visible * index_row
-                visible = g.index_top_k
-            total += visible * row
-        return total
 
     # -- lanes and pages -----------------------------------------------------------------------
 
@@ -426,10 +410,9 @@ def need(
     )
 
 
-def _processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def default_threads() -> int:
+    """The processors that this process may use less one, which is the event loop's; at least 1."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 def _check(geometry: Geometry) -> None:

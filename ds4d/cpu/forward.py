@@ -75,7 +75,6 @@ class Forward:
             geometry, state.layout, pages_per_lane=state.pages_per_lane, n_threads=n_threads
         )
         self.weight_bytes = 0
-        self.token_bytes: dict[str, int] = {}  # by component: what one row reads of the weights
         self._frequencies = [zeros((geometry.rope_dim // 2,), np.float32) for _ in range(2)]
         for array, values in zip(self._frequencies, geometry.frequencies, strict=True):
             array[:] = values
@@ -101,7 +100,6 @@ class Forward:
         table = floats(tensor, Quant.F16 if half else Quant.F32)
         if not np.shares_memory(table, tensor.data):
             self.weight_bytes += table.nbytes
-        self._count("embedding", g.width * table.itemsize)
         plain, yarn = self._frequencies
         self.program.add(
             rope.angles,
@@ -135,7 +133,7 @@ class Forward:
 
     def _hyper(self, kernel: Kernel, prefix: str, norm_name: str, more: dict[str, Any]) -> None:
         a, g = self.arena, self.geometry
-        fn = self._pack(prefix + "_fn.weight", "hyper")
+        fn = self._pack(prefix + "_fn.weight")
         self._quantised(a.X, fn)
         self._product(fn, a.X, a.z)
         self.program.barrier()
@@ -182,13 +180,13 @@ class Forward:
         rows = {"step": step.words, "pos": step.pos, "lane": step.lane}
         self._hyper_pre(layer, "attn")
 
-        self._product(self._pack(blk + "attn_q_a.weight", "attention"), a.h, a.qa)
-        self._product(self._pack(blk + "attn_kv.weight", "attention"), a.h, a.kv)
+        self._product(self._pack(blk + "attn_q_a.weight"), a.h, a.qa)
+        self._product(self._pack(blk + "attn_kv.weight"), a.h, a.kv)
         if main:
             self._pool_inputs(main, blk + "attn_compressor_", a.u, a.g)
         if indexer:
             self._pool_inputs(indexer, blk + "indexer_compressor_", a.iu, a.ig)
-            self._product(self._pack(blk + "indexer.proj.weight", "indexer"), a.h, a.iw)
+            self._product(self._pack(blk + "indexer.proj.weight"), a.h, a.iw)
         program.barrier()
 
         program.add(
@@ -217,13 +215,13 @@ class Forward:
             self._push(indexer, blk + "indexer_compressor_ape.weight", a.iu, a.ig)
         program.barrier()
 
-        q_b = self._pack(blk + "attn_q_b.weight", "attention")
+        q_b = self._pack(blk + "attn_q_b.weight")
         self._product(q_b, a.qr, a.q, stored=a.head_stored)
         if main:
             self._emit(main, blk + "attn_compressor_norm.weight")
         if indexer:
             self._emit(indexer, blk + "indexer_compressor_norm.weight")
-            q_b = self._pack(blk + "indexer.attn_q_b.weight", "indexer")
+            q_b = self._pack(blk + "indexer.attn_q_b.weight")
             self._product(q_b, a.qr, a.iq, stored=pad(g.index_dim), when=index.SELECTING)
         program.barrier()
         if indexer:
@@ -250,11 +248,11 @@ class Forward:
             tiles=a.tiles,
         )
         program.barrier()
-        o_a = self._pack(blk + "attn_output_a.weight", "attention")
+        o_a = self._pack(blk + "attn_output_a.weight")
         self._quantised(a.o, o_a)
         self._product(o_a, a.o, a.low.x, step_in=o_a.n_in)
         program.barrier()
-        o_b = self._pack(blk + "attn_output_b.weight", "attention")
+        o_b = self._pack(blk + "attn_output_b.weight")
         self._quantised(a.low, o_b)
         self._product(o_b, a.low, a.y)
         program.barrier()
@@ -278,9 +276,8 @@ class Forward:
                 return None, None
 
     def _pool_inputs(self, pool: Pool, prefix: str, u: F32, gate: F32) -> None:
-        component = "indexer" if "indexer" in prefix else "compressor"
         for name, out in (("kv", u), ("gate", gate)):
-            weight = self._pack(f"{prefix}{name}.weight", component)
+            weight = self._pack(f"{prefix}{name}.weight")
             self._product(weight, self.arena.h, out, stored=pool.kind.stored)
 
     def _push(self, pool: Pool, name: str, u: F32, gate: F32) -> None:
@@ -377,7 +374,7 @@ class Forward:
         a, g, step, program = self.arena, self.geometry, self.step, self.program
         blk, k = f"blk.{layer}.", g.n_experts_used
         self._hyper_pre(layer, "ffn")
-        self._product(self._pack(blk + "ffn_gate_inp.weight", "router"), a.h, a.router)
+        self._product(self._pack(blk + "ffn_gate_inp.weight"), a.h, a.router)
         program.barrier()
         bias, table = self._routing(layer)
         program.add(
@@ -400,14 +397,11 @@ class Forward:
         )
         program.barrier()
 
-        share = k / g.n_experts
         gate, up, down = (
-            self._pack(f"{blk}ffn_{name}_exps.weight", "experts", share=share)
-            for name in ("gate", "up", "down")
+            self._pack(f"{blk}ffn_{name}_exps.weight") for name in ("gate", "up", "down")
         )
         shared_gate, shared_up, shared_down = (
-            self._pack(f"{blk}ffn_{name}_shexp.weight", "shared expert")
-            for name in ("gate", "up", "down")
+            self._pack(f"{blk}ffn_{name}_shexp.weight") for name in ("gate", "up", "down")
         )
         for weight in (gate, up, shared_gate, shared_up):
             a.h.want(weight.block)
@@ -452,15 +446,20 @@ class Forward:
             return self._vector(name) if name in self.tensors else None, None
         name = blk + "ffn_gate_tid2eid.weight"
         table = self.tensors[name].data.view("<i4").reshape(-1, g.n_experts_used)
-        if table.min() < 0 or table.max() >= g.n_experts:
-            raise ModelFileError(f"{name} names an expert outside 0..{g.n_experts - 1}")
+        outside = np.argwhere((table < 0) | (table >= g.n_experts))
+        if len(outside):
+            token, place = outside[0].tolist()
+            raise ModelFileError(
+                f"tensor {name} names expert {table[token, place]} for token {token}, "
+                f"expected 0..{g.n_experts - 1}"
+            )
         return None, table
 
     # -- 4.12 ----------------------------------------------------------------------------------
 
     def _head(self) -> None:
         self._hyper(hyper.hyper_head, "output_hc", "output_norm.weight", {})
-        self._product(self._pack("output.weight", "head"), self.arena.h, self.arena.logits)
+        self._product(self._pack("output.weight"), self.arena.h, self.arena.logits)
         self.program.barrier()
 
     # -- parts ---------------------------------------------------------------------------------
@@ -502,17 +501,12 @@ class Forward:
             )
             self.program.barrier()
 
-    def _pack(self, name: str, component: str, *, share: float = 1.0) -> Weight:
-        """`share`: the part of the weight that a token reads."""
+    def _pack(self, name: str) -> Weight:
         tensor = self.tensors[name]
         groups, columns = cut(self.geometry, tensor)
         weight = pack(tensor, groups=groups, columns=columns, exact=self.exact)
         self.weight_bytes += weight.n_bytes
-        self._count(component, round(weight.n_bytes * share))
         return weight
-
-    def _count(self, component: str, per_token: int) -> None:
-        self.token_bytes[component] = self.token_bytes.get(component, 0) + per_token
 
     def _vector(self, name: str) -> F32:
         values = vector(self.tensors[name])

@@ -13,14 +13,18 @@ compiled at all, and each compiles and is cached by itself.
 
 The cache on disk is Numba's, in a folder of our own. Numba looks at a function's own file alone to
 see whether it changed, which misses a changed callee; so the folder's name is a hash over all
-kernel sources, the versions of Numba and llvmlite, and the processor.
+kernel sources, the versions of Numba and llvmlite, and the processor. Folders that no start has
+used for a month go.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from contextlib import contextmanager
+import os
+import shutil
+import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +49,8 @@ I1, U1, U2, I4, F4, I8 = (
 TABLE, WORD = I8, N
 KERNEL = types.void(I8, N, N)
 TILE = types.void(I1, N, N, I8, I8, N, F4, N)
+
+UNUSED_S = 30 * 86_400.0
 
 
 class Kernel:
@@ -131,11 +137,17 @@ def prepare(
 
 
 def cache_folder(cache_dir: Path | None) -> Path | None:
-    """Where this version's kernels lie in `cache_dir`; made if need be."""
+    """Where this version's kernels lie in `cache_dir`; made if need be. Its time of modification
+    says when it was used last; those of other versions that are too old are removed."""
     if cache_dir is None:
         return None
     folder = cache_dir / f"kernels-{source_key()}"
     folder.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):  # not ours, or another start was faster: tidying stops nobody
+        os.utime(folder)
+        for other in cache_dir.glob("kernels-*"):
+            if time.time() - other.stat().st_mtime > UNUSED_S:
+                shutil.rmtree(other, ignore_errors=True)
     return folder
 
 

@@ -2,7 +2,9 @@
 
 F32, F16 and Q8_0 are laid out anew, sixteen outputs to a tile; BF16 becomes F32; the other types
 stay the file's own bytes, which are shared with it where the outputs come in whole tiles. Exact
-mode turns every weight into F32. Knows shapes and bytes, not what a weight is for.
+mode turns every weight into F32. What is laid out anew is read, and refused if it holds a value
+that is not finite: in an indexer or a router's bias that would choose wrongly without a trace.
+Knows shapes and bytes, not what a weight is for.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy as np
 
 from ds4d.cpu.arrays import pad, zeros
 from ds4d.cpu.kernels.product import TILES
+from ds4d.errors import ModelFileError
 from ds4d.model import quants
 from ds4d.model.quants import Quant, Tensor
 
@@ -71,7 +74,8 @@ def pack(
     tensor: Tensor, *, groups: int = 1, columns: tuple[int, int] | None = None, exact: bool = False
 ) -> Weight:
     """`tensor` [..., n_in], its rows cut into `groups`. `columns` (n, m): the inputs come in runs
-    of n that the activation stores m apart; the weight is zero between (float types only)."""
+    of n that the activation stores m apart; the weight is zero between (float types only).
+    Raises ModelFileError, as `floats` and `vector` do."""
     quant = stored_as(tensor.quant, exact)
     n_out, n_in = math.prod(tensor.shape[:-1]) // groups, tensor.shape[-1]
     tiles = -(-n_out // LANES)
@@ -88,6 +92,7 @@ def pack(
         tile_bytes = n_in * LANES * w.itemsize
     elif quant is Quant.Q8_0:
         blocks = tensor.data.reshape(groups, n_out, -1, Quant.Q8_0.block_bytes)
+        _check_finite(tensor, np.ascontiguousarray(blocks[..., :2]).view("<f2"))
         blocks = np.pad(blocks, [(0, 0), (0, tiles * LANES - n_out), (0, 0), (0, 0)])
         blocks = blocks.reshape(groups, tiles, LANES, -1, Quant.Q8_0.block_bytes)
         data = zeros((groups, tiles, n_in // 32, LANES * 34), np.uint8)
@@ -107,8 +112,16 @@ def pack(
 def floats(tensor: Tensor, quant: Quant = Quant.F32) -> npt.NDArray[Any]:
     """The values of `tensor`, as F32 or, if that is what it holds, as F16."""
     if tensor.quant is quant:
-        return tensor.data.view("<f2" if quant is Quant.F16 else "<f4").reshape(tensor.shape)
-    return np.asarray(quants.dequantize(tensor, np.float32))
+        values = tensor.data.view("<f2" if quant is Quant.F16 else "<f4").reshape(tensor.shape)
+    else:
+        values = np.asarray(quants.dequantize(tensor, np.float32))
+    _check_finite(tensor, values)
+    return values
+
+
+def _check_finite(tensor: Tensor, values: npt.NDArray[Any]) -> None:
+    if not np.isfinite(values).all():
+        raise ModelFileError(f"tensor {tensor.name} holds a value that is not finite")
 
 
 def vector(tensor: Tensor) -> npt.NDArray[np.float32]:

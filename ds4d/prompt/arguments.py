@@ -21,12 +21,19 @@ Kinds = frozenset[str]
 """JSON Schema type names that a value may have."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_MAX_KEY = 128  # characters
 _MAX_DEPTH = 16  # of schemas within schemas; below, anything goes
 
 
 def valid_name(name: str) -> bool:
-    """Whether a tool's or a parameter's name can stand in a tag, which knows no escapes."""
+    """Whether a tool may be called so."""
     return _NAME.fullmatch(name) is not None
+
+
+def valid_key(key: str) -> bool:
+    """Whether a parameter's name can stand in a tag, which knows no escapes. Schemas of real tools
+    have keys such as `$filter` and `first name`; only what would break the tag is out."""
+    return 1 <= len(key) <= _MAX_KEY and key.isprintable() and not any(c in '"<>' for c in key)
 
 
 def dumps(value: object) -> str:
@@ -131,13 +138,26 @@ def parameter_kinds(parameters: object, key: str) -> Kinds | None:
         return None
     properties = parameters.get("properties")
     if isinstance(properties, dict) and key in properties:
-        return _kinds(properties[key], parameters)
-    return _kinds(parameters.get("additionalProperties"), parameters)
+        return _kinds(properties[key], parameters, {})
+    return _kinds(parameters.get("additionalProperties"), parameters, {})
 
 
-def _kinds(schema: object, root: dict[str, Any], depth: int = 0) -> Kinds | None:
+def _kinds(
+    schema: object, root: dict[str, Any], seen: dict[int, Kinds | None], depth: int = 0
+) -> Kinds | None:
+    """`seen`: what is known of the schemas visited, by `id`. References make a graph of them, whose
+    paths may be without number; a schema within itself is anything."""
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return None
+    if id(schema) not in seen:
+        seen[id(schema)] = None
+        seen[id(schema)] = _kinds_said(schema, root, seen, depth)
+    return seen[id(schema)]
+
+
+def _kinds_said(
+    schema: dict[str, Any], root: dict[str, Any], seen: dict[int, Kinds | None], depth: int
+) -> Kinds | None:
     said: list[Kinds] = []
     match schema.get("type"):
         case str(name):
@@ -151,13 +171,13 @@ def _kinds(schema: object, root: dict[str, Any], depth: int = 0) -> Kinds | None
     for word in ("anyOf", "oneOf"):
         choices = schema.get(word)
         if isinstance(choices, list):
-            each = [_kinds(choice, root, depth + 1) for choice in choices]
+            each = [_kinds(choice, root, seen, depth + 1) for choice in choices]
             known = [kinds for kinds in each if kinds is not None]
             if len(known) == len(each):
                 said.append(frozenset().union(*known))
     together = schema.get("allOf")
     also = [_resolve(schema.get("$ref"), root), *(together if isinstance(together, list) else ())]
-    said += [kinds for part in also if (kinds := _kinds(part, root, depth + 1)) is not None]
+    said += [kinds for part in also if (kinds := _kinds(part, root, seen, depth + 1)) is not None]
     if not said:
         return None
     kinds = frozenset.intersection(*map(_widen, said))

@@ -107,13 +107,10 @@ def effort_level(name: str) -> Effort | None:
     """The level behind a client's word for it; None: thinking off.
 
     Raises:
-        RequestError: a word that is none of the vendor's.
+        RequestError: a word that is none of the vendor's; the caller knows which field held it.
     """
     if name == "none":
         return None
     if name not in _LEVELS:
-        raise RequestError(
-            f"reasoning_effort is {name[:40]!r}, expected one of none, {', '.join(_LEVELS)}",
-            param="reasoning_effort",
-        )
+        raise RequestError(f"expected one of none, {', '.join(_LEVELS)}, got {name[:40]!r}")
     return _LEVELS[name]

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ds4d.errors import RequestError
-from ds4d.prompt.arguments import CLOSE_VALUE, Parameter, as_parameters, dumps, valid_name
+from ds4d.prompt.arguments import (
+    CLOSE_VALUE,
+    Parameter,
+    as_parameters,
+    dumps,
+    valid_key,
+    valid_name,
+)
 from ds4d.prompt.tokenizer import (
     ASSISTANT,
     BOS,
@@ -366,28 +373,38 @@ def _function(tool: Tool) -> dict[str, Any]:
 def _check_names(ask: Ask) -> None:
     for i, tool in enumerate(ask.tools):
         where = f"tools[{i}].function"
-        _check_name(tool.name, "a tool", f"{where}.name")
+        _check_tool(tool.name, f"{where}.name")
         parameters = tool.function.get("parameters")
         properties = parameters.get("properties") if isinstance(parameters, dict) else None
         for key in properties if isinstance(properties, dict) else ():
-            _check_name(key, "a parameter", f"{where}.parameters.properties")
+            _check_key(key, f"{where}.parameters.properties")
     for i, message in enumerate(ask.messages):
         if message.prefix and message.calls:
+            where = f"messages[{i}].prefix"
             raise RequestError(
-                "a prefix message can't hold tool calls: there is no text to go on with",
-                param=f"messages[{i}].prefix",
+                f"{where}: a message that holds tool calls can't be continued; expected text only",
+                param=where,
             )
         for j, call in enumerate(message.calls):
             where = f"messages[{i}].tool_calls[{j}].function"
-            _check_name(call.name, "a tool", f"{where}.name")
+            _check_tool(call.name, f"{where}.name")
             for parameter in as_parameters(call.arguments):
-                _check_name(parameter.key, "a parameter", f"{where}.arguments")
+                _check_key(parameter.key, f"{where}.arguments")
 
 
-def _check_name(name: str, of: str, param: str) -> None:
+def _check_tool(name: str, param: str) -> None:
     if not valid_name(name):
         raise RequestError(
-            f"{param}: {name[:140]!r} can't be the name of {of},"
+            f"{param}: {name[:140]!r} can't be the name of a tool,"
             " expected 1 to 128 of the characters A-Z a-z 0-9 _ . : / -",
+            param=param,
+        )
+
+
+def _check_key(key: str, param: str) -> None:
+    if not valid_key(key):
+        raise RequestError(
+            f"{param}: {key[:140]!r} can't be the name of a parameter,"
+            """ expected 1 to 128 printable characters, none of them " < or >""",
             param=param,
         )

@@ -19,6 +19,7 @@ from ds4d.prompt.arguments import (
     as_json,
     dumps,
     parameter_kinds,
+    valid_key,
     valid_name,
 )
 from ds4d.prompt.detokenizer import Detokenizer
@@ -401,7 +402,7 @@ class _Block:
 
     def _open_value(self, attributes: str) -> bool:
         found = _PARAMETER.fullmatch(attributes)
-        if found is None or not valid_name(found["name"]):
+        if found is None or not valid_key(found["name"]):
             return self._fail()
         key = found["name"]
         self._kinds = parameter_kinds(self._tools.get(self._name), key)

@@ -75,6 +75,8 @@ def plan_capacity(need: NeedFor, wish: Wish, budget_bytes: int) -> tuple[Capacit
 
     for lanes in range(wish.lanes, 0, -1):
         least = FRONTIERS_PER_TURN * lanes
+        if attempt(lanes, 0, least)[1].total > budget_bytes:
+            continue  # counting takes milliseconds, and there may be thousands of ways to have more
         few = min(wish.frontiers, 2 * least)
         for idle, frontiers in (
             *((idle, wish.frontiers) for idle in range(wish.idle_contexts, 0, -1)),

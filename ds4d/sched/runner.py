@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import anyio
 from anyio import TASK_STATUS_IGNORED
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from ds4d.errors import DeviceError, Ds4Error, LaneError, Refused, RequestError
 from ds4d.events import emit
-from ds4d.sched.scheduler import (
+from ds4d.sched.plan import (
     Capture,
     Chunk,
     Drop,
     Extend,
     Outcome,
-    Rules,
-    Scheduler,
     Seat,
     Step,
     Truncate,
     Vacate,
 )
+from ds4d.sched.scheduler import Rules, Scheduler
 from ds4d.sched.thread import EngineThread
 from ds4d.sched.ticket import BUFFER_EVENTS, Claim, Done, Failed, Stats, Ticket
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from ds4d.engine import Cancel, Engine, Frontier
     from ds4d.sched.memory import Capacity
-    from ds4d.sched.scheduler import Move, Plan
+    from ds4d.sched.plan import Move, Plan
 
     Report = Callable[[str, float], None]
     """What is being loaded, and how much of all loading is done: 0 to 1. From any thread."""
@@ -232,6 +232,7 @@ class Runner:
 
     async def _serve(self, scheduler: Scheduler, thread: EngineThread, engine: Engine) -> None:
         while True:
+            await checkpoint_if_cancelled()  # a hop is shielded, so busy lanes would never hear it
             self._wake = anyio.Event()
             plan = scheduler.plan(self._clock())
             self._deliver(scheduler)

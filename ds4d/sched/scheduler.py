@@ -4,8 +4,7 @@
     outcome = execute(engine, plan)      the runner's hop to the engine thread
     scheduler.settle(outcome, now)       tokens out, turns ended, state kept
 
-A plan is a list of moves (seat, map, capture, vacate, drop ...) that the engine carries out in
-order, then at most one piece of work: a chunk of one prompt, or a pass over the lanes that decode.
+The work of a plan (`plan.py`) is a chunk of one prompt, or a pass over the lanes that decode.
 
 How lanes share the engine. After each chunk the decoding lanes get as many passes as give the
 prompts `prefill_share` of the time, at least one; while anybody decodes, chunks shrink until one
@@ -25,113 +24,32 @@ first; `memory.Ledger` makes sure that this is enough for every turn that has a 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ds4d.engine import Prefill, VerifyWork
+from ds4d.engine import Prefill
 from ds4d.errors import LaneError, Refused
 from ds4d.kv.pages import Pool
 from ds4d.kv.prefix import best_match, spread
 from ds4d.sched.admission import Admit, Refuse, ServiceTime, at_the_door, at_the_lane
 from ds4d.sched.cohort import form
 from ds4d.sched.memory import Ledger, pages_for
+from ds4d.sched.plan import Capture, Chunk, Drop, Extend, Plan, Seat, Step, Truncate, Vacate
 from ds4d.sched.session import ALIGN, Held, Session, Turn
 from ds4d.sched.ticket import Done, Event, Failed, Progress, Started, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
-    from ds4d.engine import Frontier, Prefilled, Verified
+    from ds4d.engine import Frontier, Verified, VerifyWork
     from ds4d.kv.prefix import Match
     from ds4d.sched.memory import Capacity
+    from ds4d.sched.plan import Move, Outcome
     from ds4d.sched.ticket import Claim, Stats
 
 CYCLES_MAX = 16  # passes between two chunks, however slow a chunk is
 CHUNK_MIN = 256  # below it a chunk costs more than it spares the others
 _WEIGHT = 0.25  # of the newest measurement in the moving averages of speed
-
-
-# What the engine is to do
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """Begin a timeline in `lane`: copy one page if asked, map `pages`, restore `frontier`."""
-
-    lane: int
-    pages: tuple[int, ...]
-    copy: tuple[int, int] | None  # source, target
-    frontier: Frontier | None  # None: from nothing
-
-
-@dataclass(frozen=True, slots=True)
-class Extend:
-    lane: int
-    pages: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Truncate:
-    lane: int
-    n_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Capture:
-    lane: int
-    session: int
-
-
-@dataclass(frozen=True, slots=True)
-class Vacate:
-    lane: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    frontier: Frontier
-
-
-Move = Seat | Extend | Truncate | Capture | Vacate | Drop
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Part of one prompt; `capture` asks for a frontier at its end."""
-
-    turn: int
-    session: int
-    work: Prefill
-    capture: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One verify pass over a cohort."""
-
-    turns: tuple[int, ...]
-    cohort: tuple[VerifyWork, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    moves: tuple[Move, ...]
-    work: Chunk | Step | None
-
-    @property
-    def idle(self) -> bool:
-        return not self.moves and self.work is None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What came of a plan. `captured` is keyed by session; `failed` says why a chunk's lane did."""
-
-    captured: Mapping[int, Frontier] = field(default_factory=dict)
-    prefilled: Prefilled | None = None
-    verified: Sequence[Verified] = ()
-    failed: str | None = None
-    ms: float = 0.0  # of the work alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,16 +92,10 @@ class Scheduler:
 
     def on_submit(self, id: int, claim: Claim, now: float) -> None:
         """Queue a turn. Raises `Refused` when the queue is full."""
-        queued = self.queue
-        match at_the_door(
-            n_queued=len(queued),
-            n_queue_max=self.rules.queue_total,
-            lanes_free=self.lanes.n_free,
-            wait_s=self._service.wait_s(len(queued), self.lanes.n),
-        ):
+        match self._at_the_door():
             case Refuse(retry_after_s):
                 raise Refused(
-                    f"{len(queued)} requests are waiting already, which is all that may; "
+                    f"{len(self.queue)} requests are waiting already, which is all that may; "
                     f"try again in {retry_after_s} s",
                     status=429,
                     code="queue_full",
@@ -269,14 +181,15 @@ class Scheduler:
         return turn.stats(now) if turn else None
 
     def would_admit(self) -> bool:
-        return isinstance(
-            at_the_door(
-                n_queued=len(self.queue),
-                n_queue_max=self.rules.queue_total,
-                lanes_free=self.lanes.n_free,
-                wait_s=0.0,
-            ),
-            Admit,
+        return isinstance(self._at_the_door(), Admit)
+
+    def _at_the_door(self) -> Admit | Refuse:
+        n_queued = len(self.queue)
+        return at_the_door(
+            n_queued=n_queued,
+            n_queue_max=self.rules.queue_total,
+            lanes_free=self.lanes.n_free,
+            wait_s=self._service.wait_s(n_queued, self.lanes.n),
         )
 
     def _seated(self) -> Iterator[Turn]:

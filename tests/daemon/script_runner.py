@@ -369,9 +369,9 @@ async def open_door(
         runner = ScriptRunner(tasks, info.n_ctx)
         server = Server(config, runner)  # reads the key file, once
         with blockbuster_ctx("ds4d"):
+            await tasks.start(server.run)
             if loaded:
                 server.serve_model(Served(info=info, tokenizer=TOKENIZER, constants=CONSTANTS))
-            await tasks.start(server.run)
             ((host, port),) = server.addresses
             async with aiohttp.ClientSession() as client:
                 yield DoorUnderTest(server, runner, client, host, port, tasks)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+import weakref
 from dataclasses import replace
 
 import anyio
 import pytest
 
+from ds4d.api import body as bodies
+from ds4d.api import chat
 from ds4d.api.models import Defaults
 from ds4d.errors import DeviceError, Refused
 from tests.daemon.script_runner import (
@@ -91,6 +95,7 @@ async def test_the_effort_text_follows_the_level_and_unknown_levels_are_refused(
         assert lengths["max"] == lengths["ultra"] > lengths["high"]
         refused = await door.chat(reasoning={"effort": "turbo"})
         assert (refused.status, refused.error["param"]) == (400, "reasoning.effort")
+        assert refused.error["message"].startswith("reasoning.effort: expected one of none, minim")
 
 
 # T11, T12, T13
@@ -223,6 +228,48 @@ async def test_a_client_that_leaves_frees_its_lane_and_the_next_one_is_served(st
         door.play("fine")
         assert (await door.chat()).message["content"] == "fine"
         assert len(door.runner.left) == 1  # a normal end is no abort
+
+
+async def test_clients_that_leave_do_not_add_to_the_threads_that_parse(monkeypatch):
+    """Their handlers end at once, but no thread can be stopped half-way."""
+    gate, at_work, parse = threading.Event(), [], bodies.parse
+
+    def slowly(raw):
+        at_work.append(raw)
+        gate.wait(10)
+        return parse(raw)
+
+    monkeypatch.setattr(bodies, "parse", slowly)
+    async with open_door() as door:
+        for _ in range(chat.PARSERS + 3):
+            with anyio.move_on_after(0.1):
+                await door.chat()
+        n_at_work = len(at_work)
+        gate.set()
+        assert n_at_work == chat.PARSERS
+        assert (await door.chat()).status == 200
+
+
+async def test_a_body_is_let_go_of_before_its_answer_is_written(monkeypatch):
+    class Raw(bytearray):
+        """A bytearray that can be watched."""
+
+    read, seen = bodies.read, []
+
+    async def watched(request, max_bytes):
+        raw = Raw(await read(request, max_bytes))
+        seen.append(weakref.ref(raw))
+        return raw
+
+    monkeypatch.setattr(bodies, "read", watched)
+    async with open_door() as door, anyio.create_task_group() as clients:
+        gate = anyio.Event()
+        door.play(gate)
+        clients.start_soon(door.chat)
+        with anyio.fail_after(5):
+            while not door.runner.claims or seen[0]() is not None:
+                await anyio.sleep(0.005)
+        gate.set()
 
 
 async def test_a_reader_that_takes_nothing_holds_up_its_own_lane_only_and_is_dropped():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import socket
 import zlib
@@ -11,11 +12,12 @@ from dataclasses import replace
 import anyio
 import pytest
 
+from ds4d import events
 from ds4d.api import models
 from ds4d.api.server import Server, tail_of
 from ds4d.config import Api
 from ds4d.errors import ConfigError, Refused, TemporaryError
-from tests.daemon.script_runner import INFO, block_text, call_text, open_door
+from tests.daemon.script_runner import INFO, TOKENIZER, block_text, call_text, open_door
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -164,6 +166,8 @@ async def test_a_foreign_host_is_403_on_loopback_unless_it_is_admitted():
             ("LOCALHOST:1", 200),
             ("127.0.0.1:9", 200),
             ("[::1]:9", 200),
+            ("127.0.0.5:9", 200),
+            ("127.0.0.5.evil.test", 403),
             ("box.lan:80", 200),
         ):
             assert (await door.post(CHAT, headers={"Host": host})).status == status, host
@@ -217,6 +221,7 @@ async def test_foreign_and_unknown_routes_and_wrong_methods_say_what_they_are():
             assert (refused.status, refused.error["code"]) == (400, "unsupported_endpoint"), path
         unknown = await door.get("/v1/foo")
         assert (unknown.status, unknown.error["code"]) == (404, "not_found")
+        assert "answers POST /v1/chat/completions" in unknown.error["message"]
         for path in ("/v1/completions", "/v1/responses", "/tokenize", "/apply-template"):
             refused = await door.post({}, path=path)
             assert (refused.status, refused.error["code"]) == (404, "unsupported_endpoint"), path
@@ -315,6 +320,17 @@ async def test_a_door_without_a_model_says_how_far_loading_is():
         assert (health.status, health.json) == (200, {"status": "loading model"})
         assert (await door.get("/ready")).json == {"status": "loading"}
         assert (await door.get("/version")).json["name"] == "ds4d"
+
+
+@pytest.mark.parametrize("watched", [True, False])
+async def test_a_person_at_a_terminal_is_told_what_to_type_once_it_is_ready(watched):
+    out = io.StringIO()
+    out.isatty = lambda: watched
+    events.configure(stream=out)
+    async with open_door() as door:
+        url = door.url
+    assert f"api.serving model=ds4-tiny url={url}/v1" in out.getvalue()
+    assert (f"curl {url}/v1/chat/completions" in out.getvalue()) == watched
 
 
 async def test_a_full_queue_and_a_drain_tell_the_client_to_wait():
@@ -531,6 +547,15 @@ async def test_a_field_of_the_wrong_type_or_range_is_400_by_name(fields, param):
         assert (refused.status, refused.error["param"]) == (400, param), refused.body
         assert refused.error["type"] == "invalid_request_error"
         assert param.split("[")[0].split(".")[0] in refused.error["message"]
+
+
+async def test_a_tool_that_is_not_strict_is_rendered_with_every_key_it_came_with():
+    function = {"strict": False, "name": "f", "returns": {"type": "string"}, "parameters": None}
+    async with open_door() as door:
+        await door.chat(tools=[{"type": "function", "function": function}])
+        ids = door.runner.claims[-1].ids.tolist()
+        text = b"".join(TOKENIZER.token_bytes(i) for i in ids).decode()
+    assert '\n{"name": "f", "strict": false, "returns": {"type": "string"}}\n' in text
 
 
 async def test_null_and_values_that_change_nothing_are_as_good_as_absent():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ds4d import config, daemon
+from ds4d.cpu import engine as cpu
 from ds4d.engine import Sampling
 from ds4d.errors import ConfigError, MemoryRefusedError, ModelFileError
 from ds4d.model import embedded, synth
@@ -123,8 +124,30 @@ def test_a_machine_that_is_too_small_is_told_so_before_anything_is_allocated(
     settings: Config,
 ) -> None:
     small = replace(settings, memory=replace(settings.memory, simulate_total_gib=0.001))
-    with pytest.raises(MemoryRefusedError, match="one lane of 1024 tokens needs"):
+    with pytest.raises(MemoryRefusedError, match=r"1024 tokens needs .* and 0 MiB may be used"):
         daemon.Waking(small).build(unheard)
+
+
+def test_prompt_texts_that_cannot_be_used_are_refused_before_anything_is_compiled(
+    settings: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "CpuEngine", None)
+    texts = tmp_path / "prompt.json"
+    texts.write_text("{}")
+    broken = replace(settings, model=replace(settings.model, constants=texts))
+    with pytest.raises(ConfigError, match=r"prompt\.json"):
+        daemon.Waking(broken).build(unheard)
+
+
+def test_the_engine_leaves_one_of_the_processors_that_we_may_use_to_the_loop(
+    settings: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container: the machine has more."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    engine, _ = daemon.Waking(settings).build(unheard)
+    engine.close()
+    assert engine.threads == 1
 
 
 def test_without_the_embedded_model_the_remedy_is_named(

@@ -147,6 +147,15 @@ async def test_the_loop_keeps_turning_while_the_engine_works() -> None:
         assert turns > len(engine.cohorts)
 
 
+async def test_a_runner_that_is_cancelled_ends_though_a_lane_has_work() -> None:
+    engine = FakeEngine(eos_every=0)
+    async with running(engine) as runner:
+        runner.submit(claim(max_tokens=8000))  # nobody reads it, nobody leaves it
+        await until(lambda: len(engine.cohorts) > 3)
+        n_passes = len(engine.cohorts)
+    assert len(engine.cohorts) <= n_passes + 1
+
+
 async def test_leaving_stops_a_chunk_on_its_way() -> None:
     engine = FakeEngine(delay_token_s=0.01)  # a chunk of 256: 2.6 s in 8 groups
     async with running(engine) as runner:

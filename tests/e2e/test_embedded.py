@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -75,19 +74,14 @@ def daemon(home: Path, cache: Path, *settings: str) -> Iterator[House]:
 
 
 def _ready(process: subprocess.Popen[str]) -> str:
-    """Read the log until it says that the daemon is ready; the address it listens on."""
-    lines, url, end = [], "", time.monotonic() + READY_S
+    """Read the log until it says that the model is served; the address where."""
+    lines, end = [], time.monotonic() + READY_S
     assert process.stderr is not None
-    while time.monotonic() < end:
-        if not select.select([process.stderr], [], [], 1.0)[0]:
-            continue
-        line = process.stderr.readline()
+    for line in process.stderr:  # one at least every other second while it loads
         lines.append(line)
-        if found := re.search(r"api\.open host=(\S+) port=(\d+)", line):
-            url = f"http://{found[1]}:{found[2]}"
-        if "state=ready" in line:
-            return url
-        if not line:
+        if found := re.search(r"api\.serving .*url=(\S+)/v1", line):
+            return found[1]
+        if time.monotonic() > end:
             break
     raise AssertionError("the daemon did not become ready:\n" + "".join(lines))
 

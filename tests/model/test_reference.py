@@ -434,6 +434,16 @@ def test_experts_chosen_by_table_ignore_the_bias_and_sort_by_id(tiny):
     np.testing.assert_allclose(weights.sum(axis=1), 1.5, rtol=1e-6)
 
 
+def test_a_model_may_have_a_single_expert():
+    one = {"n_experts": 1, "n_experts_used": 1, "expert_clamp": (10.0,), "shared_clamp": (10.0,)}
+    g = replace(TINY, n_layers=1, ratios=(0,), n_hash_layers=0, **one)
+    ref = Reference(g, random_tensors(g, 6), exact=True)
+    h = np.random.default_rng(8).standard_normal((4, 256)).astype(np.float32)
+    routed = ref.expert("blk.0.", "exps", h, g.expert_scale, 10.0, (0, 1))
+    shared = ref.expert("blk.0.", "shexp", h, 1.0, 10.0)
+    np.testing.assert_allclose(ref.moe(0, h, np.arange(4)), routed + shared, rtol=1e-6)
+
+
 def test_an_expert_named_twice_by_the_table_counts_twice():
     g = replace(TINY, n_layers=1, ratios=(0,), expert_clamp=(10.0,), shared_clamp=(10.0,))
     tensors = random_tensors(g, 6)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ds4d import __version__, cli
+from ds4d import __version__, cli, config
 from ds4d.errors import DeviceError, MemoryRefusedError, TemporaryError
 
 
@@ -38,6 +38,15 @@ def test_a_wrong_command_line_is_one_sentence_and_exit_64(capsys, argv, says):
     assert says in err
 
 
+def test_help_lists_every_setting_with_what_it_takes(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["serve", "--help"])
+    assert end.value.code == 0
+    lines = {line.strip() for line in capsys.readouterr().out.splitlines()}
+    for name, key in config._KEYS.items():
+        assert any(line.startswith(f"{name} ") and line.endswith(key.expected) for line in lines)
+
+
 def test_bad_settings_are_told_line_by_line_with_exit_78(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     argv = ["serve", "--set", "lanes.max=0", "--set", "x.y=1", "--listen", "nowhere"]
@@ -45,6 +54,10 @@ def test_bad_settings_are_told_line_by_line_with_exit_78(capsys, monkeypatch, tm
     err = capsys.readouterr().err
     assert "lanes.max: too small" in err
     assert "x.y: no such setting" in err
+    assert cli.main(["serve", "--listen", "nowhere"]) == 78
+    assert capsys.readouterr().err == (
+        "ds4d: command line: api.listen: not an address (got nowhere, expected host:port)\n"
+    )
     assert cli.main(["serve", "--profile", "huge"]) == 78
     assert "profile: not known (got huge, expected one of cpu-tiny)" in capsys.readouterr().err
 

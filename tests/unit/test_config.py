@@ -105,7 +105,7 @@ x = 1
         "DS4D__LANES__MAXX: lanes.maxx: no such setting (got 1, expected lanes.max)",
         "DS4D__LOG__LEVEL: log.level: not known "
         "(got loud, expected one of debug, info, warning, error)",
-        "--set: lanes.max: wrong type (got two, expected 1..64 lanes)",
+        "command line: lanes.max: wrong type (got two, expected 1..64 lanes)",
     ]
 
 

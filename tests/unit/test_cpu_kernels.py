@@ -1,6 +1,8 @@
 """Each CPU kernel against its reference, over shapes that end inside a vector, a tile, a block."""
 
 import ctypes
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,6 +116,20 @@ def test_any_change_to_any_kernel_source_gives_another_cache_folder(tmp_path, mo
     with (tmp_path / "kernels" / "simd.py").open("a") as file:
         file.write("# changed\n")
     assert jit.source_key() != before
+
+
+def test_kernels_that_no_start_has_used_for_a_month_are_removed(tmp_path):
+    mine = jit.cache_folder(tmp_path)
+    old, recent, other = (tmp_path / name for name in ("kernels-0", "kernels-1", "kv"))
+    for folder in (old, recent, other):
+        folder.mkdir()
+        (folder / "file").write_bytes(b"1")
+    long_ago = time.time() - jit.UNUSED_S - 60
+    for folder in (mine, old, other):
+        os.utime(folder, (long_ago, long_ago))
+    assert jit.cache_folder(tmp_path) == mine
+    assert {path.name for path in tmp_path.iterdir()} == {mine.name, "kernels-1", "kv"}
+    assert mine.stat().st_mtime > long_ago + 60
 
 
 @pytest.mark.parametrize("suffix", [".nbi", ".nbc"])

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,18 @@ def test_less_than_one_lane_is_refused_in_one_sentence_that_names_the_lever() ->
         "with 32 MiB: lower model.context or prefill.chunk, or free memory"
     )
     assert refused.value.exit_code == 71
+
+
+def test_of_lanes_that_do_not_fit_nothing_more_is_asked() -> None:
+    asked = []
+
+    def counted(**sizes: int) -> Need:
+        asked.append(sizes["lanes"])
+        return need(**sizes)
+
+    capacity, _ = plan_capacity(counted, replace(WISH, lanes=64, idle_contexts=128), 100 * MIB)
+    assert capacity.lanes == 2
+    assert len(asked) < 64 + 2 * 131
 
 
 def test_the_ledger_promises_no_more_pages_than_there_are() -> None:

@@ -190,9 +190,8 @@ def test_words_for_effort_follow_the_vendors_table():
     levels = ["low", "low", "high", "high", "high", "max", "max", None]
     assert [constants.effort_level(word) for word in words] == levels
     for word in ("turbo", "", "High"):
-        with pytest.raises(RequestError, match=r"reasoning_effort is .* expected one of") as e:
+        with pytest.raises(RequestError, match=r"expected one of none, .* got"):
             constants.effort_level(word)
-        assert (e.value.status, e.value.param) == (400, "reasoning_effort")
 
 
 def test_effort_text_follows_bos_only_when_thinking():
@@ -496,27 +495,39 @@ def test_a_result_cannot_close_itself():
     )
 
 
-@pytest.mark.parametrize("name", ["", 'a"b', "a b", "a\n", "é", "a" * 129, "<x>"])
-def test_names_that_fit_no_tag_are_refused(name: str):
-    def refused(ask: Ask) -> RequestError:
-        with pytest.raises(RequestError, match="expected 1 to 128 of the characters") as e:
-            render(ask, TINY)
-        assert e.value.status == 400
-        return e.value
+def refused(ask: Ask) -> str:
+    """The field that is to blame."""
+    with pytest.raises(RequestError, match=r"can't be the name of .*, expected 1 to 128") as e:
+        render(ask, TINY)
+    assert e.value.status == 400
+    assert str(e.value).startswith(f"{e.value.param}: ")
+    return e.value.param or ""
 
+
+@pytest.mark.parametrize("name", ["", 'a"b', "a b", "a\n", "é", "a" * 129, "<x>"])
+def test_a_tool_with_a_name_beyond_the_pattern_is_refused(name: str):
     tool = Tool(function={"name": name})
-    assert (
-        refused(Ask(messages=(QUESTION,), tools=(WEATHER, tool))).param == "tools[1].function.name"
-    )
-    tool = Tool(function={"name": "f", "parameters": {"properties": {name: {}}}})
-    key = refused(Ask(messages=(QUESTION,), tools=(tool,)))
-    assert key.param == "tools[0].function.parameters.properties"
+    assert refused(Ask(messages=(QUESTION,), tools=(WEATHER, tool))) == "tools[1].function.name"
     said_it = said("", None, ROME, call("1", name))
-    named = refused(Ask(messages=(QUESTION, said_it)))
-    assert named.param == "messages[1].tool_calls[1].function.name"
-    said_it = said("", None, call("1", "f", json.dumps({name: 1})))
-    argument = refused(Ask(messages=(QUESTION, said_it)))
-    assert argument.param == "messages[1].tool_calls[0].function.arguments"
+    assert refused(Ask(messages=(QUESTION, said_it))) == "messages[1].tool_calls[1].function.name"
+
+
+@pytest.mark.parametrize("key", ["", 'a"b', "a\n", "a" * 129, "<x>", "a>b", "\ud800"])
+def test_a_parameter_whose_name_would_break_its_tag_is_refused(key: str):
+    tool = Tool(function={"name": "f", "parameters": {"properties": {key: {}}}})
+    declared = refused(Ask(messages=(QUESTION,), tools=(tool,)))
+    assert declared == "tools[0].function.parameters.properties"
+    said_it = said("", None, call("1", "f", json.dumps({key: 1})))
+    called = refused(Ask(messages=(QUESTION, said_it)))
+    assert called == "messages[1].tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize("key", ["$filter", "@odata.type", "first name", "größe", "a&b'c"])
+def test_a_parameter_may_have_any_other_name(key: str):
+    """One schema with `$filter` must not cost the client its whole request."""
+    tool = Tool(function={"name": "f", "parameters": {"properties": {key: {}}}})
+    shown = text(QUESTION, said("", None, call("1", "f", json.dumps({key: 1}))), tools=(tool,))
+    assert f'<｜DSML｜parameter name="{key}" string="false">1</｜DSML｜parameter>' in shown
 
 
 def test_long_names_of_every_allowed_character_pass():

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from ds4d.engine import Sampling
 from ds4d.errors import LaneError, Refused
 from ds4d.kv.prefix import best_match
+from ds4d.sched.plan import Chunk, Drop, Plan, Seat, Step
 from ds4d.sched.runner import execute
-from ds4d.sched.scheduler import Chunk, Drop, Plan, Rules, Scheduler, Seat, Step
+from ds4d.sched.scheduler import Rules, Scheduler
 from ds4d.sched.ticket import Claim, Done, Event, Failed, Progress, Started, Token
 from tests.fakes import EOS, FakeEngine
 

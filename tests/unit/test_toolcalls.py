@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ds4d.prompt import constants
-from ds4d.prompt.arguments import as_parameters, dumps
+from ds4d.prompt.arguments import as_parameters, dumps, parameter_kinds
 from ds4d.prompt.ask import Ask, Call, Message, Tool
 from ds4d.prompt.render import render
 from ds4d.prompt.toolcalls import (
@@ -417,6 +417,24 @@ def test_an_unknown_tool_is_the_clients_business(read: Read):
     assert (said.names, said.arguments) == (["mcp__no.such-tool"], ['{"k": "v"}'])
 
 
+@pytest.mark.parametrize("key", ["$filter", "first name", "größe"])
+def test_a_parameter_may_have_any_name_that_its_tag_can_hold(read: Read, key: str):
+    said = read(block(invoke("f", param(key, "true", "v"))))
+    assert said.arguments == [json.dumps({key: "v"}, ensure_ascii=False)]
+
+
+def test_a_schema_whose_references_branch_without_end_is_read_at_once():
+    """Every path of such a graph once would hold up everybody for hours."""
+
+    def twelve(name: str) -> dict[str, object]:
+        return {"anyOf": [{"$ref": f"#/$defs/{name}"} for _ in range(12)]}
+
+    loop = {"properties": {"k": twelve("a")}, "$defs": {"a": twelve("a")}}
+    assert parameter_kinds(loop, "k") is None
+    steps = {f"s{n}": twelve(f"s{n + 1}") for n in range(6)} | {"s6": {"type": "string"}}
+    assert parameter_kinds({"properties": {"k": twelve("s0")}, "$defs": steps}, "k") == {"string"}
+
+
 # --- DSML in reasoning ----------------------------------------------------------------------------
 
 
@@ -562,7 +580,7 @@ def test_a_tag_without_an_end_fails_at_once(v4: Tokenizer):
     "broken",
     [
         "free text",
-        '<｜DSML｜parameter name="x y" string="true">',
+        '<｜DSML｜parameter name="x<y" string="true">',
         '<｜DSML｜parameter name="x" string="maybe">',
         "</｜DSML｜tool_calls>",
         "</parameter>",

@@ -310,7 +310,7 @@ class Reference:
         """A tensor, or a part of one as a matrix, dequantised to dtype."""
         if (name, part) not in self._weights:
             tensor = self.tensors[name]
-            if part != WHOLE:
+            if len(tensor.shape) > 1:
                 tensor = part_of(tensor, part)
             self._weights[name, part] = quants.dequantize(tensor, self.dtype)
         return self._weights[name, part]
