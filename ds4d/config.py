@@ -142,10 +142,10 @@ class Config:
     log: Log = Log()
 
 
-# A bare laptop (design.md): the embedded model's own context, lanes that two cores can feed.
+# A bare laptop (design.md): the model's own context, lanes that two cores can feed.
 DEFAULT_PROFILE = "cpu-tiny"
 PRESETS: dict[str, dict[str, Any]] = {
-    "cpu-tiny": {"model.context": 8192, "lanes.max": 4, "prefill.chunk": 256},
+    "cpu-tiny": {"lanes.max": 4, "prefill.chunk": 256},
 }
 
 

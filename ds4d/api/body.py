@@ -1,24 +1,29 @@
 """Request bodies: bytes from a client to a JSON object, whatever the bytes are.
 
-Owns size, encoding, nesting and the repair of lone surrogates. Does not know any field. `read`
-runs on the loop, `parse` in a worker thread: a body of 64 MiB takes it about a second.
+Owns size, encoding, nesting and the repair of lone surrogates. Does not know any field. `Intake`
+works on the loop, `parse` in a worker thread: a body of 64 MiB takes it about a second.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import anyio
 from aiohttp import ClientError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from ds4d.errors import RequestError
+from ds4d.errors import Refused, RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from aiohttp.web_request import BaseRequest
 
 MAX_NESTING = 200  # containers inside containers; real requests need about 20
+BODIES_AT_ONCE = 4  # of the largest size allowed; ordinary ones are far smaller
 
 # Any escape of a JSON string; first a good pair, then half of one.
 _ESCAPE = re.compile(
@@ -29,19 +34,49 @@ _ESCAPE = re.compile(
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-async def read(request: BaseRequest, max_bytes: int) -> bytearray:
-    """The body, decompressed (gzip, deflate), at most `max_bytes` long."""
-    if (request.content_length or 0) > max_bytes:
-        raise _too_large(max_bytes)
-    body = bytearray()
-    try:
-        async for chunk in request.content.iter_any():
-            body += chunk
-            if len(body) > max_bytes:
-                raise _too_large(max_bytes)
-    except (HttpProcessingError, ClientError, web.RequestPayloadError) as error:
-        raise RequestError("The request body does not decode as its headers promise.") from error
-    return body
+class Intake:
+    """Bodies on their way from the socket to a prompt: together bounded, and none may stall."""
+
+    def __init__(self, max_bytes: int, stall_s: float) -> None:
+        self._max_bytes = max_bytes  # of one body
+        self._room = BODIES_AT_ONCE * max_bytes
+        self._stall_s = stall_s
+
+    @asynccontextmanager
+    async def body(self, request: BaseRequest) -> AsyncIterator[bytearray]:
+        """One body, decompressed (gzip, deflate). Its bytes count until the context ends.
+
+        Raises RequestError for one that is too large, broken or stops arriving, Refused when
+        others fill the room.
+        """
+        if (request.content_length or 0) > self._max_bytes:
+            raise _too_large(self._max_bytes)
+        body, taken = bytearray(), 0
+        try:
+            while chunk := await self._chunk(request):
+                body += chunk
+                if len(body) > self._max_bytes:
+                    raise _too_large(self._max_bytes)
+                if len(chunk) > self._room:
+                    raise _no_room()
+                self._room -= len(chunk)
+                taken += len(chunk)
+            yield body
+        finally:
+            self._room += taken
+
+    async def _chunk(self, request: BaseRequest) -> bytes:
+        try:
+            with anyio.fail_after(self._stall_s):
+                return await request.content.readany()
+        except TimeoutError:
+            raise RequestError(
+                f"The request body stopped arriving: nothing for {self._stall_s:.0f} s."
+            ) from None
+        except (HttpProcessingError, ClientError, web.RequestPayloadError) as error:
+            raise RequestError(
+                "The request body does not decode as its headers promise."
+            ) from error
 
 
 def parse(raw: bytes | bytearray) -> dict[str, Any]:
@@ -105,6 +140,15 @@ def _too_deep() -> RequestError:
 
 def _too_large(max_bytes: int) -> RequestError:
     return RequestError(f"The body is larger than {max_bytes >> 20} MiB.", status=413)
+
+
+def _no_room() -> Refused:
+    return Refused(
+        "Other request bodies fill the memory that is set aside for them; try again in a moment.",
+        status=429,
+        code="bodies_full",
+        retry_after_s=1,
+    )
 
 
 def _no_constant(name: str) -> NoReturn:

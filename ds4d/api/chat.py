@@ -70,6 +70,7 @@ class Chat:
         self._served = served
         self._runner = runner
         self._loopback = loopback
+        self._intake = body.Intake(config.max_body_mib << 20, config.send_stall_s)
         # Threads of our own, not a limiter: aiohttp cancels through anyio's shields, and a limiter
         # would count a thread as free that is still at work for a client that has gone.
         self._parsers = ThreadPoolExecutor(PARSERS, "ds4d-parse")
@@ -88,9 +89,9 @@ class Chat:
 
     async def _read(self, exchange: Exchange) -> Prepared:
         """The bytes of the body live no longer than this: an answer may take minutes."""
-        raw = await body.read(exchange.request, self._config.max_body_mib << 20)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._parsers, self._prepare, raw, exchange.id)
+        async with self._intake.body(exchange.request) as raw:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._parsers, self._prepare, raw, exchange.id)
 
     # In a worker thread
 

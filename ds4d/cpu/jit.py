@@ -81,7 +81,10 @@ class Kernel:
                 raise
             for path in folder.rglob(f"*.{self.name}-*.nb?"):
                 path.unlink(missing_ok=True)
-            self._compiled = self._declare(folder)
+            try:
+                self._compiled = self._declare(folder)
+            except OSError:  # the disk is full: a cache is no reason not to start
+                self._compiled = self._declare(None)
 
     def _declare(self, folder: Path | None) -> Any:
         with cache_in(folder):

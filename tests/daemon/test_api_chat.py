@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import weakref
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import anyio
@@ -254,14 +255,17 @@ async def test_a_body_is_let_go_of_before_its_answer_is_written(monkeypatch):
     class Raw(bytearray):
         """A bytearray that can be watched."""
 
-    read, seen = bodies.read, []
+    body, seen = bodies.Intake.body, []
 
-    async def watched(request, max_bytes):
-        raw = Raw(await read(request, max_bytes))
-        seen.append(weakref.ref(raw))
-        return raw
+    @asynccontextmanager
+    async def watched(intake, request):
+        async with body(intake, request) as taken:
+            raw = Raw(taken)
+            seen.append(weakref.ref(raw))
+            yield raw
+            del raw
 
-    monkeypatch.setattr(bodies, "read", watched)
+    monkeypatch.setattr(bodies.Intake, "body", watched)
     async with open_door() as door, anyio.create_task_group() as clients:
         gate = anyio.Event()
         door.play(gate)

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from ds4d import events
-from ds4d.api import models
+from ds4d.api import body, models
 from ds4d.api.server import Server, tail_of
 from ds4d.config import Api
 from ds4d.errors import ConfigError, Refused, TemporaryError
@@ -597,3 +597,51 @@ async def test_an_info_without_a_large_context_renders_max_effort_as_high():
             await door.chat(reasoning_effort=effort)
         high, top = door.runner.claims
         assert high.ids.tolist() == top.ids.tolist()
+
+
+async def test_a_body_that_stops_arriving_is_given_up():
+    async with open_door(send_stall_s=0.2) as door:
+        half = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b'Content-Length: 100\r\n\r\n{"messages": ['
+        )
+        answer = await raw(door, half)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"stopped arriving" in answer
+
+
+async def test_bodies_together_are_bounded_and_make_room_again():
+    class Slow:
+        """A request of which 1 MiB has come and more is to come."""
+
+        content_length = None
+
+        def __init__(self) -> None:
+            self.content = self
+            self.more = anyio.Event()
+            self.chunks = [bytes(1 << 20)]
+
+        async def readany(self) -> bytes:
+            if self.chunks:
+                return self.chunks.pop()
+            await self.more.wait()
+            return b""
+
+    intake = body.Intake(1 << 20, 60)
+    waiting = [Slow() for _ in range(body.BODIES_AT_ONCE)]
+
+    async def take(request: Slow) -> None:
+        async with intake.body(request):
+            pass
+
+    async with anyio.create_task_group() as tasks:
+        for request in waiting:
+            tasks.start_soon(take, request)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(Refused, match="Other request bodies"):
+            await take(Slow())
+        for request in waiting:
+            request.more.set()
+    last = Slow()
+    last.more.set()
+    await take(last)

@@ -30,7 +30,7 @@ def problems(tmp_path: Path, text: str | None = None, **kw) -> list[str]:
 def test_a_bare_laptop_needs_no_setting(tmp_path):
     c = load(tmp_path)
     assert c.profile == "cpu-tiny"
-    assert (c.model.path, c.model.context) == (None, 8192)
+    assert (c.model.path, c.model.context) == (None, None)  # the embedded file's own 8,192
     assert (c.lanes.max, c.prefill.chunk, c.sched.queue_total) == (4, 256, 32)
     assert c.api.listen == ("127.0.0.1:30007",)
     assert (c.api.default_max_tokens, c.api.min_headroom) == (32_768, 512)

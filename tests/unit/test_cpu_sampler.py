@@ -198,3 +198,19 @@ def test_a_damaged_cache_file_costs_a_compilation_and_nothing_else(tmp_path):
     again = subprocess.run(command, check=True, capture_output=True, text=True)
     assert again.stdout == "prepared\n"
     assert all(path.read_bytes() != b"not a kernel" for path in tmp_path.rglob("*.nbi"))
+
+
+def test_a_full_disk_costs_the_cache_and_not_the_start(tmp_path):
+    code = (
+        "import errno, pathlib, sys, types; import numba.core.caching as caching\n"
+        "def full(*_): raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        "caching.IndexDataCacheFile.save = full\n"
+        "from ds4d.cpu import jit, sampler; from ds4d.cpu.kernels import norm\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "sampler.prepare(folder); jit.prepare([norm.rmsnorm], folder)\n"
+        "print(norm.rmsnorm.address != 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
