@@ -480,10 +480,11 @@ def _measure_cpu(model: Path | None, n_threads: int | None, plan: Plan) -> Repor
     from ds4d import config
     from ds4d.cpu.engine import CpuEngine, default_threads
     from ds4d.cpu.floor import CpuCeilings
+    from ds4d.sched.host import processors
 
     settings = config.load()
     path = model or settings.model.path or embedded.path()
-    n_threads = n_threads or settings.runtime.engine_threads or default_threads()
+    n_threads = n_threads or settings.runtime.engine_threads or default_threads(processors())
     lanes = max(plan.lanes)
     with gguf.open_model(path) as file:
         engine = CpuEngine(

@@ -176,7 +176,7 @@ class Waking:
             tokenizer = Tokenizer(v.tokens, v.types.tolist(), v.merges)
             tensors = {name: model.tensor(name) for name in model.tensors}
             texts = _constants(config, path, _profile(config, f"{path.name} {geometry.name}"))
-            threads = config.runtime.engine_threads or cpu.default_threads()
+            threads = config.runtime.engine_threads or cpu.default_threads(host.processors())
 
             def need(*, lanes: int, pages: int, frontiers: int, chunk: int) -> Need:
                 return cpu.need(

@@ -410,9 +410,10 @@ def need(
     )
 
 
-def default_threads() -> int:
-    """The processors that this process may use less one, which is the event loop's; at least 1."""
-    return max(1, len(os.sched_getaffinity(0)) - 1)
+def default_threads(processors: int | None = None) -> int:
+    """The processors (None: those that this process may run on) less one, which is the event
+    loop's; at least 1."""
+    return max(1, (processors or len(os.sched_getaffinity(0))) - 1)
 
 
 def _check(geometry: Geometry) -> None:

@@ -1,7 +1,9 @@
-"""How much memory the host can still give us. Read from the system each time; decides nothing."""
+"""What the host can give us: memory and processors. Read anew each time; decides nothing."""
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,18 +41,38 @@ def sample(
     )
 
 
-def _cgroup_headroom(cgroups: Path, own_cgroup: Path) -> int | None:
-    """The least of max - current + reclaimable file pages over our group and its ancestors
-    (version 2; a limit in an ancestor binds us as well)."""
+def processors(*, cgroups: Path = _CGROUPS, own_cgroup: Path = _OWN_CGROUP) -> int:
+    """Those that we may run on, or fewer where a control group's quota gives us less time."""
+    quotas = [_quota(one) for one in _groups(cgroups, own_cgroup)]
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, min([allowed, *(math.ceil(q) for q in quotas if q is not None)]))
+
+
+def _groups(cgroups: Path, own_cgroup: Path) -> list[Path]:
+    """Our control group and its ancestors (version 2), whose limits bind us as well."""
     try:
         lines = own_cgroup.read_text().splitlines()
     except OSError:
-        return None
+        return []
     path = next((line[3:] for line in lines if line.startswith("0::")), None)
     if path is None:
-        return None
+        return []
     group = cgroups / path.strip("/")
-    rooms = [_headroom(one) for one in (group, *group.parents) if one.is_relative_to(cgroups)]
+    return [one for one in (group, *group.parents) if one.is_relative_to(cgroups)]
+
+
+def _quota(group: Path) -> float | None:
+    """Processors' worth of time that the group gets; None: as much as there is."""
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None  # the root group and old kernels have no such file
+
+
+def _cgroup_headroom(cgroups: Path, own_cgroup: Path) -> int | None:
+    """The least of max - current + reclaimable file pages over our groups."""
+    rooms = [_headroom(one) for one in _groups(cgroups, own_cgroup)]
     return min((room for room in rooms if room is not None), default=None)
 
 

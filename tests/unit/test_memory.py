@@ -1,11 +1,12 @@
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ds4d.engine import Need
 from ds4d.errors import MemoryRefusedError
-from ds4d.sched.host import sample
+from ds4d.sched.host import processors, sample
 from ds4d.sched.memory import Ledger, Wish, plan_capacity
 
 MIB = 1 << 20
@@ -115,6 +116,23 @@ def test_the_tightest_limit_of_our_control_groups_counts(tmp_path: Path) -> None
     host = sample(cgroups=root, own_cgroup=own)
     assert host.cgroup == 100
     assert host.free == 100
+
+
+def test_a_quota_of_processor_time_counts_as_fewer_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    own = tmp_path / "own"
+    own.write_text("0::/box/inner\n")
+    inner = tmp_path / "cgroup" / "box" / "inner"
+    inner.mkdir(parents=True)
+    look = partial(processors, cgroups=tmp_path / "cgroup", own_cgroup=own)
+    assert look() == 64
+    (inner / "cpu.max").write_text("max 100000\n")
+    (inner.parent / "cpu.max").write_text("250000 100000\n")
+    assert look() == 3
+    (inner / "cpu.max").write_text("50000 100000\n")
+    assert look() == 1
 
 
 def test_without_control_groups_the_kernel_says_what_is_free(tmp_path: Path) -> None:
