@@ -28,6 +28,7 @@ from ds4d.api.guard import Guard
 from ds4d.config import host_and_port, is_loopback
 from ds4d.errors import ConfigError, Refused, RequestError, TemporaryError
 from ds4d.events import emit, tell
+from ds4d.sched.runner import RETRY_LOADING_S, still_loading
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("ds4d.api")
 
 MAX_HEADER_BYTES = 64 << 10  # of one line; aiohttp's 8 KiB is less than some clients' metadata
-RETRY_S = 5  # in `retry-after` while the model loads
 CLOSE_S = 2.0  # for connections that are still busy when the door closes
 
 _OPEN = frozenset(("", "health", "ready", "version"))  # need no key
@@ -229,7 +229,7 @@ class Server:
 
     async def _completions(self, exchange: Exchange) -> web.StreamResponse:
         if self._chat is None:
-            raise self._loading()
+            raise still_loading(self._runner.loading)
         await _welcome_body(exchange.request)
         return await self._chat.answer(exchange)
 
@@ -244,17 +244,8 @@ class Server:
 
     def _model_or_refuse(self, exchange: Exchange) -> tuple[Served, bool]:
         if self._served is None:
-            raise self._loading()
+            raise still_loading(self._runner.loading)
         return self._served, "anthropic-version" in exchange.request.headers
-
-    def _loading(self) -> Refused:
-        what, fraction = self._runner.loading or ("model", 0.0)
-        return Refused(
-            f"The model is loading: {what}, {100 * fraction:.0f} %.",
-            status=503,
-            code="model_loading",
-            retry_after_s=RETRY_S,
-        )
 
     async def _root(self, exchange: Exchange) -> web.Response:
         return exchange.json(200, {"name": "ds4d", "version": __version__})
@@ -278,7 +269,7 @@ class Server:
         if self._served is not None and self._runner.would_admit():
             return exchange.json(200, {"status": "ready"})
         state = "busy" if self._runner.state == "ready" else self._runner.state
-        return exchange.json(503, {"status": state}, **{"retry-after": str(RETRY_S)})
+        return exchange.json(503, {"status": state}, **{"retry-after": str(RETRY_LOADING_S)})
 
 
 def _url(host: str, port: int) -> str:

@@ -79,8 +79,7 @@ class Kernel:
         except Exception:  # a damaged file raises whatever unpickling it happens to raise
             if folder is None:
                 raise
-            for path in folder.rglob(f"*.{self.name}-*.nb?"):
-                path.unlink(missing_ok=True)
+            forget(folder, self.name)
             try:
                 self._compiled = self._declare(folder)
             except OSError:  # the disk is full: a cache is no reason not to start
@@ -152,6 +151,12 @@ def cache_folder(cache_dir: Path | None) -> Path | None:
             if time.time() - other.stat().st_mtime > UNUSED_S:
                 shutil.rmtree(other, ignore_errors=True)
     return folder
+
+
+def forget(folder: Path, name: str) -> None:
+    """Delete what Numba stored for the function `name`."""
+    for path in folder.rglob(f"*.{name}-*.nb?"):
+        path.unlink(missing_ok=True)
 
 
 def source_key() -> str:

@@ -81,8 +81,7 @@ def prepare(cache_dir: Path | None = None) -> None:
         _run_every_kernel()
     except Exception:  # a damaged file raises whatever unpickling it happens to raise
         for kernel in sample.KERNELS:
-            for path in folder.rglob(f"*.{kernel.__name__}-*.nb?"):
-                path.unlink(missing_ok=True)
+            jit.forget(folder, kernel.__name__)
         for _ in sample.KERNELS:
             try:
                 return _run_every_kernel()

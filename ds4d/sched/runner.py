@@ -320,19 +320,24 @@ class Runner:
 
     def _closed(self) -> Refused:
         if self.state == "loading":
-            percent = math.floor(100 * self.loading.fraction) if self.loading else 0
-            return Refused(
-                f"the model is loading, {percent} % done",
-                status=503,
-                code="model_loading",
-                retry_after_s=RETRY_LOADING_S,
-            )
+            return still_loading(self.loading)
         return Refused(
             "the daemon is going down; try again once it is back",
             status=503,
             code="draining",
             retry_after_s=RETRY_DRAINING_S,
         )
+
+
+def still_loading(loading: Loading | None) -> Refused:
+    """What everybody is told who asks for the model before it is there."""
+    what, fraction = loading or ("model", 0.0)
+    return Refused(
+        f"The model is loading: {what}, {math.floor(100 * fraction)} % done.",
+        status=503,
+        code="model_loading",
+        retry_after_s=RETRY_LOADING_S,
+    )
 
 
 def _log_end(ticket: Ticket, outcome: str, stats: Stats | None) -> None:

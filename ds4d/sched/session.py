@@ -143,8 +143,6 @@ class Turn:
     def _mask(self, n_vocab: int) -> npt.NDArray[np.uint32] | None:
         """[1, ceil(V/32)] with the ids cleared that may not come next; None if all may."""
         banned: set[int] = set()
-        if self.n_generated == 0:
-            banned.update(self.claim.banned_first)
         after = self.claim.banned_after
         if after is not None and self.pending == after[0]:
             banned.update(after[1])

@@ -50,7 +50,6 @@ class Claim:
     max_tokens: int  # at least 1; the end of the context may come first
     stop_ids: frozenset[int]  # drawing one ends the answer; it is not emitted
     min_tokens: int = 0  # stop ids are masked before this many were emitted
-    banned_first: tuple[int, ...] = ()  # ids masked for the first token alone
     banned_after: tuple[int, tuple[int, ...]] | None = None  # (id, those masked right behind it)
     cache: bool = True  # False: neither read nor keep state
     priority: int = 0  # higher goes first in the queue

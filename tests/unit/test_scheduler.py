@@ -237,10 +237,11 @@ def test_an_id_that_is_banned_first_may_come_second() -> None:
     house = House(FakeEngine(eos_every=0))
     ids = prompt(40)
     house.engine.say(ids, [99])
-    first = house.ask(claim(ids, banned_first=(99,))).tokens[0]
+    banned = (int(ids[-1]), (99,))  # behind the prompt's last id, and so first
+    first = house.ask(claim(ids, banned_after=banned)).tokens[0]
     assert first != 99
     house.engine.say(np.append(ids, first), [99])
-    assert house.ask(claim(ids, banned_first=(99,))).tokens[:2] == [first, 99]
+    assert house.ask(claim(ids, banned_after=banned)).tokens[:2] == [first, 99]
 
 
 def test_ids_that_may_not_follow_another_are_masked_right_behind_it_only() -> None:
