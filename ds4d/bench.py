@@ -11,7 +11,7 @@ does nothing but the products. The bytes and products are those of spec/model.md
 the file's tensors: every weight once a pass, of routed experts as many as evenly spread choices
 would touch, cached rows once a token.
 
-Talks to the engine through the contract only. Which engine it is, `main` alone knows.
+Talks to the engine through the contract only. Which engine it is, `_measure_cpu` alone knows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from ds4d.engine import Prefill, Sampling, VerifyWork
 from ds4d.errors import LaneError, UsageError
 from ds4d.model import embedded, gguf
 from ds4d.model.rows import index_row_widths, row_widths
+from ds4d.program import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -420,11 +421,6 @@ def table(report: Report) -> str:
 # -- the verb --------------------------------------------------------------------------------------
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; `{self.prog} --help` lists what there is")
-
-
 def _counts(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
@@ -432,32 +428,50 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count of at least 1")
-    return int(text)
-
-
-def _parser() -> argparse.ArgumentParser:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `ds4d bench`, for `run`."""
     plan = Plan()
-    parser = _Parser(prog="ds4d bench", description="Measures the engine alone.")
-    parser.add_argument("--model", type=Path, metavar="FILE", help="default: the one served")
-    parser.add_argument("--threads", type=_count, help="default: as the daemon, cores - 1")
-    for name in ("depths", "lanes", "chunks"):
+    parser.add_argument(
+        "--model", type=Path, metavar="FILE", help="what to measure (default: the model served)"
+    )
+    parser.add_argument(
+        "--threads", type=count, metavar="N", help="of the engine (default: as the daemon's)"
+    )
+    for name, about in (
+        ("depths", "tokens of context before the decode steps"),
+        ("lanes", "how many lanes decode together"),
+        ("chunks", "tokens of a chunk of the prompt"),
+    ):
         default: tuple[int, ...] = getattr(plan, name)
+        listed = ",".join(map(str, default))
         parser.add_argument(
-            f"--{name}", type=_counts, default=default, metavar="N,N", help=f"default {default}"
+            f"--{name}", type=_counts, default=default, metavar="N,N", help=f"{about} ({listed})"
         )
-    for name in ("steps", "repeats"):
-        parser.add_argument(f"--{name}", type=_count, default=getattr(plan, name), metavar="N")
-    parser.add_argument("--seed", type=int, default=plan.seed, help="of the random prompts")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
-    return parser
+    for name, about in (
+        ("steps", "decode steps that are measured together"),
+        ("repeats", "measurements of each, whose median counts"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=count,
+            default=getattr(plan, name),
+            metavar="N",
+            help=f"{about} (%(default)s)",
+        )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=plan.seed,
+        metavar="N",
+        help="of the random prompts (%(default)s)",
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write all figures into this file, too"
+    )
 
 
-def main(argv: Sequence[str]) -> int:
+def run(args: argparse.Namespace) -> int:
     """`ds4d bench`: the table on stdout, progress on stderr. Raises Ds4Error."""
-    args = _parser().parse_args(argv)
     if args.json is not None and not args.json.parent.is_dir():
         raise UsageError(f"--json {args.json}: {args.json.parent} is not a folder")
     plan = Plan(

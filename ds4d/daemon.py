@@ -6,300 +6,165 @@ The only composition root. Knows every part and no algorithm.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import importlib.util
 import logging
 import os
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 import anyio
 
-from ds4d import __version__
-from ds4d.api import models
-from ds4d.api.chat import Served
-from ds4d.api.models import ModelInfo
 from ds4d.api.server import Server
-from ds4d.errors import ConfigError, TemporaryError
+from ds4d.control.server import Control
+from ds4d.errors import ConfigError, Declined, TemporaryError, cause
 from ds4d.events import emit
-from ds4d.model import embedded, gguf
-from ds4d.model.quants import Quant
 from ds4d.notify import Notifier
-from ds4d.prompt import constants
-from ds4d.prompt.tokenizer import Tokenizer
-from ds4d.sched import host
-from ds4d.sched.memory import MIB, Wish, plan_capacity
 from ds4d.sched.runner import Runner
-from ds4d.sched.scheduler import Rules
+from ds4d.service import Service, rules
+from ds4d.waking import Waking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ds4d.config import Config
-    from ds4d.engine import Engine, Need
-    from ds4d.model.geometry import Geometry
-    from ds4d.model.gguf import ModelFile
-    from ds4d.prompt.constants import Constants, Profile
-    from ds4d.sched.memory import Capacity, NeedFor
-    from ds4d.sched.runner import Report
+    from ds4d.config import Loaded
+    from ds4d.waking import Wakes
 
 log = logging.getLogger(__name__)
 
-IDLE_CONTEXTS_A_LANE = 2  # room for sessions between their turns, where memory allows
-FRONTIERS_A_LANE = 12
-MAX_EFFORT_CTX = 393_216  # below it the release's card advises against effort `max`
-TELL_S = 2.0  # between two reports while loading
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
-def main(config: Config) -> int:
+def main(loaded: Loaded) -> int:
     """Run until a signal ends it; the exit code. Raises what `cli` turns into a sentence."""
+    config = loaded.config
     waking = Waking(config)
     with _sole_instance(config.paths.state):
+        _prefer_us_as_victim(config.runtime.oom_score_adj)
         uvloop = importlib.util.find_spec("uvloop") is not None
-        anyio.run(serve, config, waking, backend_options={"use_uvloop": uvloop})
+        try:
+            anyio.run(serve, loaded, waking, backend_options={"use_uvloop": uvloop})
+        except Exception as error:
+            Notifier(config.paths.notify).send(f"STATUS=failed: {cause(error)}")
+            raise
     if waking.under_way:
         _leave(0)  # its thread is deep in a compiler, which a finalising interpreter would upset
     return 0
 
 
-async def serve(config: Config, waking: Wakes) -> None:
+async def serve(loaded: Loaded, waking: Wakes) -> None:
     """Everything between the lock and the exit code."""
-    runner = Runner(
-        waking.build,
-        rules=Rules(queue_total=config.sched.queue_total, send_stall_s=config.api.send_stall_s),
-    )
-    server = Server(config.api, runner)
+    config = loaded.config
+    stop = _Stop()
     notify = Notifier(config.paths.notify)
+    runner = Runner(waking.build, rules=rules(config), engine_stall_s=config.runtime.engine_stall_s)
+    server = Server(
+        config.api,
+        runner,
+        passed=config.paths.passed.get("api", ()),
+        metrics_listen=config.metrics.listen,
+        exposition=lambda: service.exposition(),
+    )
+    service = Service(
+        loaded,
+        runner,
+        server,
+        waking,
+        notify,
+        stop=stop.ask,
+        connections=lambda: control.connections(),
+    )
+    control = Control(config, service)
+    _check_passed(loaded)
     async with anyio.create_task_group() as tasks:
-        stop = _Stop(tasks.cancel_scope)
-        tasks.start_soon(stop.listen)
-        await tasks.start(server.run)  # doors first: they answer "loading, 40 %" meanwhile
-        tasks.start_soon(_tell_loading, runner, notify)
-        await tasks.start(runner.run)
-        server.serve_model(waking.served)
-        notify.send("READY=1", "STATUS=serving")
-        with anyio.CancelScope() as stop.scope:
-            stop.drains = True
-            await stop.asked.wait()
-            emit(log, "daemon.state", state="draining")
-            notify.send("STOPPING=1", "STATUS=draining")
-            await runner.drain(config.runtime.stop_drain_s)  # the door answers 503 until the end
-        emit(log, "daemon.state", state="stopping")
+        tasks.start_soon(stop.listen, service)
+        with stop.loading:
+            await tasks.start(control.run)  # doors first: they answer "loading, 40 %" meanwhile
+            await tasks.start(server.run)
+            tasks.start_soon(service.run)
+            await tasks.start(runner.run)
+            server.serve_model(waking.woken.served)
+            service.ready()
+        await stop.asked.wait()
+        service.stopping()
+        with stop.drain:  # left early by the second signal, and nobody stays without an end
+            # The running settings, not those of the start: a reload may have changed them.
+            await runner.drain(service.stop_drain_s)  # the door answers 503 until the end
         tasks.cancel_scope.cancel()
 
 
-async def _tell_loading(runner: Runner, notify: Notifier) -> None:
-    """Say how far loading is, in the log and to systemd, which must not lose patience."""
-    while (loading := runner.loading) is not None:
-        percent = round(100 * loading.fraction)
-        emit(log, "daemon.loading", what=loading.what, percent=percent)
-        patience_us = round(10e6 * TELL_S)
-        notify.send(
-            f"STATUS=loading {loading.what}, {percent} %", f"EXTEND_TIMEOUT_USEC={patience_us}"
-        )
-        await anyio.sleep(TELL_S)
-
-
 class _Stop:
-    """SIGTERM or SIGINT: the first asks for a drain, the second cuts it short, the third exits."""
+    """SIGTERM or SIGINT: the first asks for a drain, the second cuts it short, the third exits.
+    SIGHUP asks for a reload. `ask` is the first, or the first two, without a signal; to ask again
+    for what was asked for changes nothing."""
 
-    def __init__(self, loading: anyio.CancelScope) -> None:
+    def __init__(self) -> None:
         self.asked = anyio.Event()
-        self.scope = loading  # what a signal cuts short: loading, later the drain
-        self.drains = False  # whether there is something to drain, which the first signal spares
+        self.loading = anyio.CancelScope()  # given up by the first: there is nothing to drain yet
+        self.drain = anyio.CancelScope()  # by the second
+        self._n = 0
 
-    async def listen(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            n = 0
-            async for number in signals:
-                n += 1
-                emit(log, "daemon.signal", signal=signal.Signals(number).name, count=n)
-                self.asked.set()
-                if n >= 3:
-                    _leave(128 + number)
-                if n == 2 or not self.drains:
-                    self.scope.cancel()
+    def ask(self, fast: bool) -> None:
+        self._heard(2 if fast else 1)
+
+    def _heard(self, n: int) -> None:
+        self._n = max(self._n, n)
+        self.asked.set()
+        self.loading.cancel()
+        if self._n >= 2:
+            self.drain.cancel()
+
+    async def listen(self, service: Service) -> None:
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        async with anyio.create_task_group() as tasks:
+            with anyio.open_signal_receiver(*numbers) as signals:
+                async for number in signals:
+                    if number == signal.SIGHUP:
+                        tasks.start_soon(_reload, service)
+                        continue
+                    emit(log, "daemon.signal", signal=number.name, count=self._n + 1)
+                    if self._n >= 2:
+                        _leave(128 + number)
+                    self._heard(self._n + 1)
 
 
-class Wakes(Protocol):
-    """What makes an engine, in its own thread, and the text side of its model with it."""
-
-    @property
-    def served(self) -> Served: ...
-
-    def build(self, report: Report) -> tuple[Engine, Capacity]: ...
+async def _reload(service: Service) -> None:
+    """For SIGHUP, which nobody waits for: the service tells the log and systemd how it went."""
+    with suppress(ConfigError, Declined):
+        await service.reload(dry_run=False, allow_partial=False, file=None)
 
 
-class Waking:
-    """What happens in the engine thread before there is an engine: file, tokenizer, kernels."""
+# What the process must have or be
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._served: Served | None = None
-        self.under_way = False
 
-    @property
-    def served(self) -> Served:
-        """The text side of the model. Raises RuntimeError before `build` has returned."""
-        if self._served is None:
-            raise RuntimeError("there is no model yet")
-        return self._served
-
-    def build(self, report: Report) -> tuple[Engine, Capacity]:
-        """Open the model, promise memory, compile what the file needs. Raises ModelFileError,
-        ConfigError, MemoryRefusedError."""
-        self.under_way = True
-        try:
-            return self._build(report)
-        finally:
-            self.under_way = False
-
-    def _build(self, report: Report) -> tuple[Engine, Capacity]:
-        from ds4d.cpu import engine as cpu  # takes a second: the doors are open by now
-
-        config = self._config
-        path = config.model.path or embedded.path()
-        report("model file", 0.0)
-        with gguf.open_model(path) as model:
-            geometry = model.geometry
-            context = config.model.context or geometry.context
-            if context > geometry.context:
-                raise ConfigError(
-                    f"model.context: {path.name} was made for {geometry.context} tokens "
-                    f"(got {context}, expected at most that)"
-                )
-            report("tokenizer", 0.01)
-            v = model.vocabulary()
-            tokenizer = Tokenizer(v.tokens, v.types.tolist(), v.merges)
-            tensors = {name: model.tensor(name) for name in model.tensors}
-            texts = _constants(config, path, _profile(config, f"{path.name} {geometry.name}"))
-            threads = config.runtime.engine_threads or cpu.default_threads(host.processors())
-
-            def need(*, lanes: int, pages: int, frontiers: int, chunk: int) -> Need:
-                return cpu.need(
-                    geometry,
-                    tensors,
-                    lanes=lanes,
-                    pages=pages,
-                    frontiers=frontiers,
-                    threads=threads,
-                )
-
-            capacity = self._promise(need, geometry, context)
-
-            def progress(what: str, share: float) -> None:
-                if what == "weights":
-                    report(what, 0.05 + 0.15 * share)
-                else:
-                    report(f"kernel {what}" if share < 1 else what, 0.2 + 0.75 * share)
-
-            engine = cpu.CpuEngine(
-                geometry,
-                tensors,
-                lanes=capacity.lanes,
-                pages=capacity.pages,
-                frontiers=capacity.frontiers,
-                threads=threads,
-                cache_dir=_writable(config.paths.cache),
-                progress=progress,
-            )
-            self._served = _text_side(config, model, tokenizer, texts, capacity, engine)
-        return engine, capacity
-
-    def _promise(self, need: NeedFor, geometry: Geometry, context: int) -> Capacity:
-        """Lanes, pages and frontiers that fit into the memory there is."""
-        config = self._config
-        wish = Wish(
-            context=context,
-            page_tokens=geometry.page_tokens,
-            lanes=config.lanes.max,
-            chunk=config.prefill.chunk,
-            idle_contexts=IDLE_CONTEXTS_A_LANE * config.lanes.max,
-            frontiers=FRONTIERS_A_LANE * config.lanes.max,
+def _check_passed(loaded: Loaded) -> None:
+    """Sockets from systemd whose names nobody here knows would never be answered."""
+    passed, known = loaded.config.paths.passed, {"api", "control", "monitor"}
+    if strange := sorted(passed.keys() - known):
+        raise ConfigError(
+            f"systemd passed sockets named {', '.join(strange)}; expected FileDescriptorName= one "
+            f"of {', '.join(sorted(known))}"
         )
-        capacity, parts = plan_capacity(need, wish, self._budget_bytes())
+    if "api" in passed and loaded.sources["api.listen"] != "built-in":
         emit(
             log,
-            "admission.decision",
-            action="start",
-            lanes=capacity.lanes,
-            pages=capacity.pages,
-            frontiers=capacity.frontiers,
-            total_mib=parts.total // MIB,
-            **{f"{name}_mib": n_bytes // MIB for name, n_bytes in parts.parts.items()},
-        )
-        return capacity
-
-    def _budget_bytes(self) -> int:
-        memory = self._config.memory
-        total = memory.simulate_total_gib
-        simulated = None if total is None else int(total * (1 << 30))
-        return max(host.sample(simulated).free - memory.reserve_mib * MIB, 0)
-
-
-def _text_side(
-    config: Config,
-    model: ModelFile,
-    tokenizer: Tokenizer,
-    texts: Constants,
-    capacity: Capacity,
-    engine: Engine,
-) -> Served:
-    """What the API must know of the model: its texts, its names, what it recommends."""
-    g = model.geometry
-    two_bit = {Quant.IQ2_XXS, Quant.Q2_K}
-    facts = (engine.row_fingerprint, texts.name, texts.profile, __version__)
-    name = config.model.name or g.name or Path(model.path).stem
-    info = ModelInfo(
-        name=name,
-        root=f"deepseek-ai/{g.name}" if g.name.startswith("DeepSeek") else f"ds4d/{name}",
-        n_ctx=capacity.context,
-        n_vocab=tokenizer.n_vocab,
-        defaults=models.defaults(
-            config.api,
-            texts.profile,
-            two_bit_experts=any(
-                t.quant in two_bit for t in model.tensors.values() if "_exps" in t.name
-            ),
-            temperature=model.defaults.temperature,
-            thinking=model.defaults.thinking,
-        ),
-        fingerprint="fp_" + hashlib.blake2b(repr(facts).encode(), digest_size=5).hexdigest(),
-        max_effort_ctx=MAX_EFFORT_CTX if texts.name == "release" else 0,
-    )
-    return Served(info=info, tokenizer=tokenizer, constants=texts)
-
-
-def _profile(config: Config, names: str) -> Profile:
-    """The two releases have the same configuration and tokenizer: only a name tells them apart."""
-    wanted = config.api.prompt_profile
-    if wanted != "auto":
-        return wanted
-    return "0731" if "0731" in names else "preview"
-
-
-def _constants(config: Config, model: Path, profile: Profile) -> Constants:
-    """The release's prompt texts from beside the model; without them the embedded model's own,
-    which a release was not trained with."""
-    if config.model.path is None:
-        return constants.load()
-    path = config.model.constants or model.with_name("prompt.json")
-    if config.model.constants is None and not path.is_file():
-        emit(
-            log,
-            "model.constants",
+            "config.ignored",
             level=logging.WARNING,
-            file=str(path),
-            reason="missing: prompts carry ds4-tiny's texts instead of the release's",
+            key="api.listen",
+            where=loaded.sources["api.listen"],
+            reason="systemd has opened the door: ListenStream= of ds4d-api.socket says where",
         )
-        return constants.load()
-    return constants.load(path, profile)
 
 
-# Directories
+def _prefer_us_as_victim(score: int) -> None:
+    """When memory runs out the kernel should end this and not the operator's shell."""
+    try:
+        if int(_OOM_SCORE.read_text()) < score:
+            _OOM_SCORE.write_text(f"{score}\n")
+    except (OSError, ValueError) as error:
+        emit(log, "daemon.oom_score", level=logging.DEBUG, reason=str(error))
 
 
 @contextmanager
@@ -316,37 +181,22 @@ def _sole_instance(state: Path) -> Iterator[None]:
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
             raise TemporaryError(
                 f"another ds4d (process {holder}) runs with {state}: stop that one, or give this "
                 "one a state directory of its own (XDG_STATE_HOME)"
             ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"{lock.name}: cannot be locked: {error.strerror}; let XDG_STATE_HOME (under "
+                "systemd: StateDirectory=) name a directory whose files can"
+            ) from None
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         yield  # the kernel drops the lock with the file, however we end
-
-
-def _writable(cache: Path) -> Path | None:
-    """The cache directory, or None when kernels have to be compiled anew at each start."""
-    try:
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        reason = error.strerror
-    else:
-        if os.access(cache, os.W_OK | os.X_OK):
-            return cache
-        reason = "not writable"
-    emit(
-        log,
-        "cache.off",
-        level=logging.WARNING,
-        directory=str(cache),
-        reason=f"{reason}: kernels are compiled at each start; let XDG_CACHE_HOME name another",
-    )
-    return None
 
 
 def _leave(code: int) -> NoReturn:

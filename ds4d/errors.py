@@ -4,6 +4,11 @@ process ends with when one reaches `cli.main` (design.md, "Starting and stopping
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 class Ds4Error(Exception):
     """Anything that ds4d raises on purpose. `str(error)` is one sentence for a person."""
@@ -18,9 +23,14 @@ class UsageError(Ds4Error):
 
 
 class ConfigError(Ds4Error):
-    """The operator acts: a setting, a file or a port is not as it must be."""
+    """The operator acts: a setting, a file or a port is not as it must be. `problems` are the
+    single ones, if they were found in settings: (where, key, message)."""
 
     exit_code = 78
+
+    def __init__(self, message: str, problems: Sequence[tuple[str, str, str]] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
 
 
 class ModelFileError(ConfigError):
@@ -69,6 +79,15 @@ class Refused(Ds4Error):
         self.retry_after_s = retry_after_s
 
 
+class Declined(Ds4Error):
+    """The operator is told why not: what was asked of the running daemon cannot be done now.
+    `code` is one of `ds4d.wire`."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class CheckpointError(Ds4Error):
     """We act: the stored state is dropped and its tokens are prefilled again."""
 
@@ -85,3 +104,11 @@ class DeviceError(Ds4Error):
 
 class LaneError(Ds4Error):
     """One lane failed alone (a non-finite logit); its state is dropped, the others go on."""
+
+
+def cause(error: BaseException) -> BaseException:
+    """The reason among what a task group has collected: ours first."""
+    while isinstance(error, BaseExceptionGroup):
+        ours = error.subgroup(Ds4Error)
+        error = (ours or error).exceptions[0]
+    return error

@@ -93,6 +93,7 @@ class FakeEngine:
         frontiers: int = 64,
         n_vocab: int = 512,
         context: int = 8192,
+        chunk: int = 256,
         rows_max: int = 32,
         delay_token_s: float = 0.0,
         delay_step_s: float = 0.0,
@@ -117,6 +118,7 @@ class FakeEngine:
         self._script: dict[bytes, int] = {}
         self._frontiers_max = frontiers
         self._n_lanes = lanes
+        self._chunk = chunk
         self._lanes: dict[int, _Lane] = {}
         self._pages = np.full((pages, self.geometry.page_tokens), -1, np.int32)
         self._frontiers: dict[int, tuple[int, int]] = {}  # key → (n_tokens, sum over the prefix)
@@ -130,7 +132,7 @@ class FakeEngine:
             lanes=self._n_lanes,
             pages=len(self._pages),
             frontiers=self._frontiers_max,
-            chunk=256,
+            chunk=self._chunk,
             context=self.geometry.context,
             page_tokens=self.geometry.page_tokens,
         )

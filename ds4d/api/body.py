@@ -35,48 +35,50 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Intake:
-    """Bodies on their way from the socket to a prompt: together bounded, and none may stall."""
+    """Bodies on their way from the socket to a prompt: together bounded, and none may stall.
 
-    def __init__(self, max_bytes: int, stall_s: float) -> None:
-        self._max_bytes = max_bytes  # of one body
-        self._room = BODIES_AT_ONCE * max_bytes
-        self._stall_s = stall_s
+    One for all, whatever the limits become: what is under way counts against the new ones.
+    """
+
+    def __init__(self) -> None:
+        self._taken = 0  # bytes, of all of them
 
     @asynccontextmanager
-    async def body(self, request: BaseRequest) -> AsyncIterator[bytearray]:
+    async def body(
+        self, request: BaseRequest, *, max_bytes: int, stall_s: float
+    ) -> AsyncIterator[bytearray]:
         """One body, decompressed (gzip, deflate). Its bytes count until the context ends.
 
         Raises RequestError for one that is too large, broken or stops arriving, Refused when
         others fill the room.
         """
-        if (request.content_length or 0) > self._max_bytes:
-            raise _too_large(self._max_bytes)
+        if (request.content_length or 0) > max_bytes:
+            raise _too_large(max_bytes)
         body, taken = bytearray(), 0
         try:
-            while chunk := await self._chunk(request):
+            while chunk := await _chunk(request, stall_s):
                 body += chunk
-                if len(body) > self._max_bytes:
-                    raise _too_large(self._max_bytes)
-                if len(chunk) > self._room:
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
+                if self._taken + len(chunk) > BODIES_AT_ONCE * max_bytes:
                     raise _no_room()
-                self._room -= len(chunk)
+                self._taken += len(chunk)
                 taken += len(chunk)
             yield body
         finally:
-            self._room += taken
+            self._taken -= taken
 
-    async def _chunk(self, request: BaseRequest) -> bytes:
-        try:
-            with anyio.fail_after(self._stall_s):
-                return await request.content.readany()
-        except TimeoutError:
-            raise RequestError(
-                f"The request body stopped arriving: nothing for {self._stall_s:.0f} s."
-            ) from None
-        except (HttpProcessingError, ClientError, web.RequestPayloadError) as error:
-            raise RequestError(
-                "The request body does not decode as its headers promise."
-            ) from error
+
+async def _chunk(request: BaseRequest, stall_s: float) -> bytes:
+    try:
+        with anyio.fail_after(stall_s):
+            return await request.content.readany()
+    except TimeoutError:
+        raise RequestError(
+            f"The request body stopped arriving: nothing for {stall_s:.0f} s."
+        ) from None
+    except (HttpProcessingError, ClientError, web.RequestPayloadError) as error:
+        raise RequestError("The request body does not decode as its headers promise.") from error
 
 
 def parse(raw: bytes | bytearray) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ds4d.config import Api
     from ds4d.prompt.constants import Constants
     from ds4d.prompt.render import Prompt, Rendered
-    from ds4d.prompt.tokenizer import Tokenizer
+    from ds4d.prompt.tokenizer import Markers, Tokenizer
     from ds4d.sched.runner import Runner
     from ds4d.sched.ticket import Event, Ticket
 
@@ -54,6 +54,14 @@ class Served:
     constants: Constants
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What holds for a request from its beginning to its end, whatever is reloaded meanwhile."""
+
+    config: Api
+    served: Served
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     wish: Wish
@@ -63,46 +71,62 @@ class Prepared:
 
 
 class Chat:
-    """The endpoint, for as long as one model is served."""
+    """The endpoint. What all requests share is bounded here, over every reload."""
 
-    def __init__(self, config: Api, served: Served, runner: Runner, *, loopback: bool) -> None:
-        self._config = config
-        self._served = served
+    def __init__(self, runner: Runner, *, loopback: bool) -> None:
         self._runner = runner
         self._loopback = loopback
-        self._intake = body.Intake(config.max_body_mib << 20, config.send_stall_s)
+        self._intake = body.Intake()
         # Threads of our own, not a limiter: aiohttp cancels through anyio's shields, and a limiter
         # would count a thread as free that is still at work for a client that has gone.
         self._parsers = ThreadPoolExecutor(PARSERS, "ds4d-parse")
         self._unknown: set[str] = set()
 
-    async def answer(self, exchange: Exchange) -> web.StreamResponse:
-        prepared = await self._read(exchange)
+    def close(self) -> None:
+        """No request comes any more."""
+        self._parsers.shutdown(wait=False)
+
+    async def answer(self, exchange: Exchange, terms: Terms) -> web.StreamResponse:
+        prepared = await self._read(exchange, terms)
+        emit(
+            log,
+            "request.validated",
+            level=logging.DEBUG,
+            req=exchange.id,
+            api="chat",
+            stream=prepared.wish.stream,
+            prompt_tokens=len(prepared.claim.ids),
+            max_tokens=prepared.claim.max_tokens,
+        )
         ticket = self._runner.submit(prepared.claim)
         try:
-            reply = _Reply(self._served, prepared)
+            reply = _Reply(terms.served, prepared)
             if prepared.wish.stream:
-                return await self._stream(exchange, ticket, reply)
+                return await self._stream(exchange, ticket, reply, terms.config)
             return await self._whole(exchange, ticket, reply)
+        except asyncio.CancelledError:
+            emit(log, "client.gone", req=exchange.id, how="closed")
+            raise
         finally:
             ticket.leave()  # also when this handler is cancelled: the client has gone
 
-    async def _read(self, exchange: Exchange) -> Prepared:
+    async def _read(self, exchange: Exchange, terms: Terms) -> Prepared:
         """The bytes of the body live no longer than this: an answer may take minutes."""
-        async with self._intake.body(exchange.request) as raw:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._parsers, self._prepare, raw, exchange.id)
+        limit, stall_s = terms.config.max_body_mib << 20, terms.config.send_stall_s
+        async with self._intake.body(exchange.request, max_bytes=limit, stall_s=stall_s) as raw:
+            prepare = partial(self._prepare, raw, exchange.id, terms)
+            return await asyncio.get_running_loop().run_in_executor(self._parsers, prepare)
 
     # In a worker thread
 
-    def _prepare(self, raw: bytearray, label: str) -> Prepared:
-        served, config = self._served, self._config
+    def _prepare(self, raw: bytearray, label: str, terms: Terms) -> Prepared:
+        served, config = terms.served, terms.config
         fields = body.parse(raw)
         self._name_unknown(fields)
         wish = chat_fields.read(fields, served.info, config, loopback=self._loopback)
         models.check_name(wish.model, served.info, config)
         rendered = render.render(wish.ask, served.constants)
-        n_ctx, n_least = served.info.n_ctx, self._least(rendered)
+        n_ctx, n_least = served.info.n_ctx, _least(rendered, served.tokenizer)
         if n_least >= n_ctx:
             raise errors.too_long(n_least, n_ctx, wish.max_tokens, "messages", at_least=True)
         prompt = render.tokenize(rendered, served.tokenizer)
@@ -111,41 +135,8 @@ class Chat:
         if room < 1 or room < min(wish.max_tokens, config.min_headroom):
             raise errors.too_long(n_prompt, n_ctx, wish.max_tokens, "messages")
         max_tokens = min(wish.max_tokens, room)
-        claim = self._claim(wish, prompt, max_tokens, label)
+        claim = _claim(wish, prompt, max_tokens, label, served.tokenizer.markers)
         return Prepared(wish=wish, prompt=prompt, claim=claim, clamped=max_tokens < wish.max_tokens)
-
-    def _least(self, rendered: Rendered) -> int:
-        """Tokens that the prompt has at least: tells a hopeless one without tokenising it."""
-        n_chars = sum(len(piece.text) for piece in rendered.pieces if piece.kind != "marker")
-        n_markers = sum(piece.kind == "marker" for piece in rendered.pieces)
-        return n_markers + -(-n_chars // self._longest)
-
-    @cached_property
-    def _longest(self) -> int:
-        """Bytes, and so at most characters, of the longest token that text can become."""
-        t = self._served.tokenizer
-        return max(len(t.token_bytes(i)) for i in range(t.n_vocab) if not t.is_special(i))
-
-    def _claim(self, wish: Wish, prompt: Prompt, max_tokens: int, label: str) -> Claim:
-        marks = self._served.tokenizer.markers
-        bias = wish.sampling.bias
-        if not wish.ask.tools or wish.ask.tool_choice == "none":
-            # Forbidden by the sampler and not in the prompt, whose bytes stay those of `auto`.
-            bias = (*((i, b) for i, b in bias if i != marks.dsml), (marks.dsml, NEVER))
-        exempt = (marks.eos, marks.end_think, marks.dsml)
-        return Claim(
-            ids=prompt.ids,
-            starts=prompt.starts,
-            sampling=replace(wish.sampling, bias=bias, exempt=exempt),
-            max_tokens=max_tokens,
-            stop_ids=marks.stops | wish.stop_token_ids,
-            min_tokens=max_tokens if wish.ignore_eos else min(wish.min_tokens, max_tokens),
-            # A turn that thinks and then ends has said nothing; this covers thinking off as well.
-            banned_after=(marks.end_think, tuple(sorted(marks.stops))),
-            cache=wish.cache,
-            priority=wish.priority,
-            label=label,
-        )
 
     def _name_unknown(self, fields: dict[str, Any]) -> None:
         for name in fields.keys() - chat_fields.KNOWN - self._unknown:
@@ -169,55 +160,91 @@ class Chat:
         return exchange.json(200, reply.whole(deltas), **reply.headers())
 
     async def _stream(
-        self, exchange: Exchange, ticket: Ticket, reply: _Reply
+        self, exchange: Exchange, ticket: Ticket, reply: _Reply, config: Api
     ) -> web.StreamResponse:
         stream = sse.Stream(
             exchange.request,
             exchange.headers() | reply.headers(),
-            keepalive_s=self._config.keepalive_s,
-            stall_s=self._config.send_stall_s,
+            keepalive_s=config.keepalive_s,
+            stall_s=config.send_stall_s,
         )
+        by_step = config.stream_granularity == "step"
         await stream.open()
         async with anyio.create_task_group() as tg:
             tg.start_soon(stream.keep_alive)
             try:
-                await self._write(stream, ticket, reply, exchange.id)
+                await _write(stream, ticket, reply, exchange.id, by_step=by_step)
             except sse.ReaderGone as gone:
-                emit(log, "client.gone", request=exchange.id, reason=str(gone))
+                how, outcome = ("slow", "slow_client") if gone.stalled else ("reset", "left")
+                emit(log, "client.gone", req=exchange.id, how=how, reason=str(gone))
+                ticket.leave(outcome=outcome)
             finally:
                 tg.cancel_scope.cancel()
         return stream.response
 
-    async def _write(self, stream: sse.Stream, ticket: Ticket, reply: _Reply, label: str) -> None:
-        try:
-            await self._write_answer(stream, ticket, reply)
-        except sse.ReaderGone:
-            raise
-        except Exception as error:  # the status is sent: only an event can still tell
-            errors.log_failure(log, label, error)
-            problem = errors.openai_body(errors.problem(error))
-            await stream.send([b"data: %b\n\n" % problem, sse.DONE])
 
-    async def _write_answer(self, stream: sse.Stream, ticket: Ticket, reply: _Reply) -> None:
-        by_step = self._config.stream_granularity == "step"
-        while not reply.over():
-            chunks: list[bytes] = []  # of one step: they leave in one write
-            deltas: list[Delta] = []
-            for event in await _step(ticket):
-                if isinstance(event, Failed):
-                    await stream.send([*chunks, *reply.chunks(join(deltas))])
-                    raise event.error
-                deltas += reply.take(event)
-                if not by_step:
-                    chunks += reply.chunks(deltas)
-                    deltas = []
-                if reply.over():
-                    break
-            chunks += reply.chunks(join(deltas))
-            await stream.send(chunks)
-        ticket.leave(reply.answer.n_tokens, outcome=reply.finish() or "left")
-        reply.settle(ticket.stats)
-        await stream.send(reply.last_chunks())
+def _least(rendered: Rendered, tokenizer: Tokenizer) -> int:
+    """Tokens that the prompt has at least: tells a hopeless one without tokenising it."""
+    n_chars = sum(len(piece.text) for piece in rendered.pieces if piece.kind != "marker")
+    n_markers = sum(piece.kind == "marker" for piece in rendered.pieces)
+    return n_markers + -(-n_chars // tokenizer.longest)
+
+
+def _claim(wish: Wish, prompt: Prompt, max_tokens: int, label: str, marks: Markers) -> Claim:
+    bias = wish.sampling.bias
+    if not wish.ask.tools or wish.ask.tool_choice == "none":
+        # Forbidden by the sampler and not in the prompt, whose bytes stay those of `auto`.
+        bias = (*((i, b) for i, b in bias if i != marks.dsml), (marks.dsml, NEVER))
+    exempt = (marks.eos, marks.end_think, marks.dsml)
+    return Claim(
+        ids=prompt.ids,
+        starts=prompt.starts,
+        sampling=replace(wish.sampling, bias=bias, exempt=exempt),
+        max_tokens=max_tokens,
+        stop_ids=marks.stops | wish.stop_token_ids,
+        min_tokens=max_tokens if wish.ignore_eos else min(wish.min_tokens, max_tokens),
+        # A turn that thinks and then ends has said nothing; this covers thinking off as well.
+        banned_after=(marks.end_think, tuple(sorted(marks.stops))),
+        cache=wish.cache,
+        priority=wish.priority,
+        label=label,
+    )
+
+
+async def _write(
+    stream: sse.Stream, ticket: Ticket, reply: _Reply, label: str, *, by_step: bool
+) -> None:
+    try:
+        await _write_answer(stream, ticket, reply, by_step=by_step)
+    except sse.ReaderGone:
+        raise
+    except Exception as error:  # the status is sent: only an event can still tell
+        errors.log_failure(log, label, error)
+        problem = errors.openai_body(errors.problem(error))
+        await stream.send([b"data: %b\n\n" % problem, sse.DONE])
+
+
+async def _write_answer(
+    stream: sse.Stream, ticket: Ticket, reply: _Reply, *, by_step: bool
+) -> None:
+    while not reply.over():
+        chunks: list[bytes] = []  # of one step: they leave in one write
+        deltas: list[Delta] = []
+        for event in await _step(ticket):
+            if isinstance(event, Failed):
+                await stream.send([*chunks, *reply.chunks(join(deltas))])
+                raise event.error
+            deltas += reply.take(event)
+            if not by_step:
+                chunks += reply.chunks(deltas)
+                deltas = []
+            if reply.over():
+                break
+        chunks += reply.chunks(join(deltas))
+        await stream.send(chunks)
+    ticket.leave(reply.answer.n_tokens, outcome=reply.finish() or "left")
+    reply.settle(ticket.stats)
+    await stream.send(reply.last_chunks())
 
 
 async def _step(ticket: Ticket) -> list[Event]:

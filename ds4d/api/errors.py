@@ -77,9 +77,9 @@ def problem(error: BaseException) -> Problem:
 def log_failure(log: logging.Logger, request: str, error: BaseException) -> None:
     """One line; what was not planned also leaves its traceback, at debug level."""
     if isinstance(error, Ds4Error):
-        emit(log, "request.failed", request=request, reason=str(error))
+        emit(log, "request.failed", req=request, reason=str(error))
     else:
-        emit(log, "request.error", level=logging.ERROR, request=request, reason=repr(error))
+        emit(log, "request.error", level=logging.ERROR, req=request, reason=repr(error))
         log.debug("request.error traceback", exc_info=error)
 
 

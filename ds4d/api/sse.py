@@ -12,6 +12,8 @@ import anyio
 import msgspec
 from aiohttp import web
 
+from ds4d import metrics
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -35,7 +37,11 @@ def event(data: object) -> bytes:
 
 
 class ReaderGone(ConnectionError):
-    """The client closed, or took nothing for too long."""
+    """The client closed, or (`stalled`) took nothing for too long."""
+
+    def __init__(self, message: str, *, stalled: bool = False) -> None:
+        super().__init__(message)
+        self.stalled = stalled
 
 
 class Stream:
@@ -71,7 +77,7 @@ class Stream:
                 await self.response.write(b"".join(events))
         except TimeoutError:
             self._abort()
-            raise ReaderGone(f"took nothing for {self._stall_s:g} s") from None
+            raise ReaderGone(f"took nothing for {self._stall_s:g} s", stalled=True) from None
         except ConnectionError as error:
             raise ReaderGone(str(error)) from None
 
@@ -81,6 +87,7 @@ class Stream:
             while True:
                 silent = anyio.current_time() - self._last
                 if silent >= self._keepalive_s:
+                    metrics.KEEPALIVES.inc()
                     await self.send([COMMENT])
                 else:
                     await anyio.sleep(self._keepalive_s - silent)

@@ -164,6 +164,12 @@ class Tokenizer:
                 pass  # holds a character outside the byte map, a full-width bar say: literal text
         return text.encode()
 
+    @cached_property
+    def longest(self) -> int:
+        """Bytes, and so at most characters, of the longest token that text can become."""
+        plain = (i for i in range(self.n_vocab) if not self.is_special(i))
+        return max(len(self.token_bytes(i)) for i in plain)
+
     def _special_ids(self) -> list[int]:
         added = (self._types == CONTROL) | (self._types == USER_DEFINED)
         return [int(i) for i in np.flatnonzero(added)]

@@ -40,7 +40,12 @@ def at_the_door(
     """Turns that a free lane will take in the next plan don't count as queued."""
     if n_queued - lanes_free < n_queue_max:
         return Admit()
-    return Refuse(min(max(math.ceil(wait_s), 1), LONGEST_RETRY_S))
+    return Refuse(retry_after_s(wait_s))
+
+
+def retry_after_s(wait_s: float) -> int:
+    """A predicted wait as clients can use it: whole seconds, neither none nor for ever."""
+    return min(max(math.ceil(wait_s), 1), LONGEST_RETRY_S)
 
 
 def at_the_lane(*, lanes_free: int, ledger: Ledger, n_pages: int) -> Admit | Wait:

@@ -64,6 +64,8 @@ class Chunk:
     session: int
     work: Prefill
     capture: bool
+    replay: bool = False  # its first token had been computed before, but no frontier stood there
+    stalls: bool = False  # lanes that decode wait for it
 
 
 @dataclass(frozen=True, slots=True)

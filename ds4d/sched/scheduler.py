@@ -17,6 +17,9 @@ its first chunk is planned, so that four agents who arrive together with one sys
 it once. If the prompt extends an idle session to its end, that session goes on in place; otherwise
 a new session shares the full pages below the fork and copies the page in which it lies.
 
+A turn ends by itself, because its client has left, or because its time is up (`Rules`). Whichever
+it is, what it has computed stays as an idle session, but for what its client has not got.
+
 Every page and frontier that an idle session holds can be taken from it, the least recently used
 first; `memory.Ledger` makes sure that this is enough for every turn that has a lane.
 """
@@ -25,13 +28,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ds4d.engine import Prefill
 from ds4d.errors import LaneError, Refused
 from ds4d.kv.pages import Pool
 from ds4d.kv.prefix import best_match, spread
-from ds4d.sched.admission import Admit, Refuse, ServiceTime, at_the_door, at_the_lane
+from ds4d.sched.admission import (
+    Admit,
+    Refuse,
+    ServiceTime,
+    Wait,
+    at_the_door,
+    at_the_lane,
+    retry_after_s,
+)
 from ds4d.sched.cohort import form
 from ds4d.sched.memory import Ledger, pages_for
 from ds4d.sched.plan import Capture, Chunk, Drop, Extend, Plan, Seat, Step, Truncate, Vacate
@@ -54,21 +65,35 @@ _WEIGHT = 0.25  # of the newest measurement in the moving averages of speed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    queue_total: int = 32  # turns waiting for a lane; beyond: 429
+    # What a turn may take, by the rules at its submission: a reload cuts nobody short.
     send_stall_s: float = 60.0  # a client that reads nothing for so long is cancelled
+    queue_deadline_s: float = 1800.0  # a turn that waits longer for its lane fails
+    request_max_s: float = 7200.0  # from submit; a turn that takes longer fails
+    # What holds for all from the next plan on.
+    queue_total: int = 32  # turns waiting for a lane; beyond: 429
     stall_target_s: float = 2.0  # longest pause of decoding lanes for a chunk; 0: no bound
     prefill_share: float = 0.8  # of the time while both prompts and decoders wait
     frontiers_per_session: int = 8
 
 
+class Waits(NamedTuple):
+    """Why the first in the queue, and so everybody behind it, has to wait."""
+
+    turn: int
+    reason: Literal["lane", "memory"]
+
+
 class Scheduler:
-    """Belongs to the runner's task. `on_…` may be called while a plan is under way."""
+    """Belongs to the runner's task. `on_…` may be called while a plan is under way, and `rules`,
+    `lanes_max` and `chunk` may be set: the next plan follows them."""
 
     def __init__(
         self, capacity: Capacity, *, n_vocab: int, rows_max: int, rules: Rules | None = None
     ) -> None:
         self.capacity = capacity
         self.rules = rules or Rules()
+        self.lanes_max = capacity.lanes  # busy at once; those beyond a lower number finish
+        self.chunk = capacity.chunk  # at most that: a multiple of 128
         self.ledger = Ledger(capacity.pages, capacity.frontiers)
         self.lanes = Pool(capacity.lanes)
         self.pages = Pool(capacity.pages)
@@ -76,12 +101,14 @@ class Scheduler:
         self.turns: dict[int, Turn] = {}  # from submit to the end
         self.sessions: dict[int, Session] = {}
         self.news: list[tuple[int, Event]] = []  # for tickets; the runner empties it
+        self.waits: Waits | None = None  # as of the last plan; None: nobody does
         self._n_vocab = n_vocab
         self._rows_max = rows_max
         self._service = ServiceTime()
         self._moves: list[Move] = []
         self._under_way: Plan | None = None
         self._left_late: list[tuple[int, int]] = []  # turns that were over: (id, tokens kept)
+        self._closing: set[int] = set()  # sessions, as soon as no turn works on them
         self._owed = 0  # passes that the decoding lanes get before the next chunk
         self._token_s = 0.0  # of prefill
         self._pass_s = 0.0
@@ -106,7 +133,8 @@ class Scheduler:
         room = self.capacity.context - len(claim.ids)
         if room < 1:
             raise ValueError(f"a prompt of {len(claim.ids)} tokens leaves no room for an answer")
-        turn = Turn(id, claim, answer_max=max(min(claim.max_tokens, room), 1), now=now)
+        answer_max = max(min(claim.max_tokens, room), 1)
+        turn = Turn(id, claim, answer_max=answer_max, rules=self.rules, now=now)
         self.turns[id] = turn
 
     def on_leave(self, id: int, n_kept: int, now: float) -> None:
@@ -124,10 +152,16 @@ class Scheduler:
         if turn := self.turns.get(id):
             turn.paused = now
             turn.n_read = n_read
+            turn.stepped_at = turn.gap_s = None  # the pause is no slowness of ours
 
     def on_resume(self, id: int) -> None:
         if turn := self.turns.get(id):
             turn.paused = None
+
+    def on_close(self, session_id: int) -> None:
+        """Drop a session with all of its state, once the turn that works on it is over. Takes
+        effect in the next plan."""
+        self._closing.add(session_id)
 
     # The heart
 
@@ -164,8 +198,7 @@ class Scheduler:
 
     def due(self) -> float | None:
         """When an idle plan has to be looked at again, if no event comes before."""
-        paused = [t.paused for t in self.turns.values() if t.paused is not None]
-        return min(paused) + self.rules.send_stall_s if paused else None
+        return min((self._patience(turn)[0] for turn in self.turns.values()), default=None)
 
     # Views
 
@@ -174,6 +207,33 @@ class Scheduler:
         """Turns without a lane, in the order in which they will get one."""
         waiting = [t for t in self.turns.values() if t.phase == "queued"]
         return sorted(waiting, key=lambda t: (-t.claim.priority, t.id))
+
+    @property
+    def lanes_free(self) -> int:
+        """Lanes that turns may still get, which is none while too many are busy."""
+        return max(self.lanes_max - (self.lanes.n - self.lanes.n_free), 0)
+
+    def wait_s(self, n_before: int) -> float:
+        """Predicted wait for a lane behind `n_before` others, from now."""
+        if self.waits is None:  # else the first in the queue can make no use of a free one
+            n_before -= self.lanes_free
+        return self._service.wait_s(n_before, self.lanes_max) if n_before >= 0 else 0.0
+
+    def rest_s(self, now: float) -> dict[int, float]:
+        """Predicted time until each prompt that has a lane is computed, by turn. They go one after
+        the other, with passes of the lanes that decode between their chunks. Empty as long as no
+        speed has been measured."""
+        if self._token_s == 0:
+            return {}
+        token_s = self._token_s
+        if any(turn.phase == "decode" and turn.paused is None for turn in self._seated()):
+            chunk_s = self._chunk_size(decoding=True) * token_s
+            token_s *= 1 + self._cycles(chunk_s) * self._pass_s / chunk_s
+        rest, total_s = {}, 0.0
+        for turn in sorted(self._prompts(), key=lambda turn: self._rank(turn, now)):
+            total_s += self._n_left(turn) * token_s
+            rest[turn.id] = total_s
+        return rest
 
     def stats(self, id: int, now: float) -> Stats | None:
         """Of a turn that is not over, so far."""
@@ -188,12 +248,16 @@ class Scheduler:
         return at_the_door(
             n_queued=n_queued,
             n_queue_max=self.rules.queue_total,
-            lanes_free=self.lanes.n_free,
-            wait_s=self._service.wait_s(n_queued, self.lanes.n),
+            lanes_free=self.lanes_free,
+            wait_s=self.wait_s(n_queued),
         )
 
     def _seated(self) -> Iterator[Turn]:
         return (t for t in self.turns.values() if t.lane is not None)
+
+    def _prompts(self) -> list[Turn]:
+        """Turns that have a lane and whose prompt is not computed yet."""
+        return [t for t in self._seated() if t.phase in ("seated", "prefill")]
 
     def _idle_sessions(self) -> list[Session]:
         """Least recently used first."""
@@ -202,10 +266,12 @@ class Scheduler:
     # Who gets a lane
 
     def _seat(self, now: float) -> None:
+        self.waits = None
         for turn in self.queue:
             n_pages = pages_for(turn.room, self.capacity.page_tokens)
-            verdict = at_the_lane(lanes_free=self.lanes.n_free, ledger=self.ledger, n_pages=n_pages)
-            if not isinstance(verdict, Admit):
+            verdict = at_the_lane(lanes_free=self.lanes_free, ledger=self.ledger, n_pages=n_pages)
+            if isinstance(verdict, Wait):
+                self.waits = Waits(turn.id, verdict.reason)
                 return
             self.ledger.promise(turn.id, n_pages)
             (turn.lane,) = self.lanes.take(1)
@@ -223,7 +289,7 @@ class Scheduler:
 
     def _choose(self, now: float) -> Chunk | Step | None:
         ready = [t for t in self._seated() if t.phase == "decode" and t.paused is None]
-        prompts = [t for t in self._seated() if t.phase in ("seated", "prefill")]
+        prompts = self._prompts()
         while prompts and not (ready and self._owed > 0):
             turn = min(prompts, key=lambda t: self._rank(t, now))
             if turn.session is None:
@@ -246,9 +312,13 @@ class Scheduler:
         )
 
     def _rank(self, turn: Turn, now: float) -> tuple[int, float, int]:
-        done = turn.session.n_tokens if turn.session else turn.n_guess
-        rest_s = (turn.n_prompt - 1 - done) * self._token_s
+        rest_s = self._n_left(turn) * self._token_s
         return -turn.claim.priority, rest_s - (now - turn.submitted), turn.id
+
+    def _n_left(self, turn: Turn) -> int:
+        """Tokens of its prompt that are still to be computed, as far as one can tell."""
+        done = turn.session.n_tokens if turn.session else turn.n_guess
+        return turn.n_prompt - 1 - done
 
     def _chunk(self, turn: Turn, *, decoding: bool) -> Chunk | None:
         """The next chunk of `turn`'s prompt; None when only its last id is left.
@@ -259,18 +329,23 @@ class Scheduler:
         start, last = session.n_tokens, turn.n_prompt - 1
         if start >= last:
             return None
-        size = self.capacity.chunk
-        if decoding and self.rules.stall_target_s > 0:
-            while size >= 2 * CHUNK_MIN and size * self._token_s > self.rules.stall_target_s:
-                size //= 2
-        end = min((start + size) // ALIGN * ALIGN, last)
+        end = min((start + self._chunk_size(decoding=decoding)) // ALIGN * ALIGN, last)
         end = min((mark for mark in turn.marks if start < mark < end), default=end)
         capture = end in turn.marks and end not in session.held
         if capture:
             self._hold(session, end)
         self._cover(turn, end - start)
         work = Prefill(lane=lane, ids=turn.claim.ids[start:end])
-        return Chunk(turn.id, session.id, work, capture)
+        replay = start < turn.n_common
+        return Chunk(turn.id, session.id, work, capture, replay=replay, stalls=decoding)
+
+    def _chunk_size(self, *, decoding: bool) -> int:
+        """Tokens; fewer while lanes decode, so that they don't wait too long."""
+        size = self.chunk
+        if decoding and self.rules.stall_target_s > 0:
+            while size >= 2 * CHUNK_MIN and size * self._token_s > self.rules.stall_target_s:
+                size //= 2
+        return size
 
     def _begin_decode(self, turn: Turn, now: float) -> None:
         turn.phase = "decode"
@@ -323,10 +398,12 @@ class Scheduler:
         session.turn = turn.id
         session.prompt_end = turn.n_prompt - 1
         session.used = now
+        session.past = None
         turn.session = session
         turn.phase = "prefill"
         turn.started = now
         turn.n_cached = n
+        turn.n_common = match.common if match else 0
         turn.marks = self._marks(turn)
         self._moves.append(Seat(turn.bound[1], tuple(session.pages), copy, frontier))
         self.news.append((turn.id, Started(turn.n_prompt, n, 1e3 * (now - turn.submitted))))
@@ -401,6 +478,7 @@ class Scheduler:
             self._settle_lane(self.turns[turn_id], work, by_lane[work.lane], now)
 
     def _settle_lane(self, turn: Turn, work: VerifyWork, verified: Verified, now: float) -> None:
+        since, turn.gap_s = turn.stepped_at, None
         if verified.failed is not None:
             self._poisoned(turn, verified.failed, now)
             return
@@ -408,6 +486,10 @@ class Scheduler:
         turn.pending = verified.ids[-1]
         turn.drafted += len(work.draft)
         turn.accepted += verified.n_accepted
+        if since is not None:
+            turn.gap_s = (now - since) / len(verified.ids)
+            turn.token_s = _mixed(turn.token_s, turn.gap_s)
+        turn.stepped_at = now
         if turn.kept is not None:
             return  # it was left meanwhile: nobody reads these
         for i, token in enumerate(verified.ids):
@@ -429,23 +511,49 @@ class Scheduler:
     # Ends
 
     def _sweep(self, now: float) -> None:
-        """End turns that were left, and those whose client has read nothing for too long."""
-        for turn in list(self._seated()):
-            if turn.kept is not None:
-                self._finish(turn, now)
-            elif turn.paused is not None and now - turn.paused >= self.rules.send_stall_s:
-                error = Refused(
-                    f"the client has read nothing for {self.rules.send_stall_s:.0f} s",
-                    status=503,
-                    code="slow_client",
-                    retry_after_s=1,
-                )
+        """End turns that were left and those whose time is up, then close sessions."""
+        for turn in list(self.turns.values()):
+            if turn.kept is None:
+                ends, code = self._patience(turn)
+                if now < ends:
+                    continue
+                error = self._time_is_up(turn, code)
                 self.news.append((turn.id, Failed(error, turn.stats(now))))
-                turn.kept = turn.n_read
-                self._finish(turn, now)
+                turn.kept = turn.n_generated if turn.paused is None else turn.n_read
+            self._finish(turn, now)
         late, self._left_late = self._left_late, []
         for turn_id, n_kept in late:
             self._trim_answer(turn_id, n_kept)
+        if self._closing:
+            for session in [s for s in self.sessions.values() if s.id in self._closing]:
+                if session.idle:
+                    self._close(session)
+            self._closing &= self.sessions.keys()
+
+    def _patience(self, turn: Turn) -> tuple[float, str]:
+        """When it ends, and for what reason."""
+        rules = turn.rules
+        ends = [(turn.submitted + rules.request_max_s, "timeout")]
+        if turn.phase == "queued":
+            ends.append((turn.submitted + rules.queue_deadline_s, "queue_timeout"))
+        if turn.paused is not None:
+            ends.append((turn.paused + rules.send_stall_s, "slow_client"))
+        return min(ends)
+
+    def _time_is_up(self, turn: Turn, code: str) -> Refused:
+        rules, again_s = turn.rules, 1
+        match code:
+            case "slow_client":
+                why = f"the client has read nothing for {rules.send_stall_s:.0f} s"
+            case "queue_timeout":
+                again_s = retry_after_s(self.wait_s(len(self.queue)))
+                why = (
+                    f"no lane became free within the {rules.queue_deadline_s:.0f} s that a "
+                    f"request may wait; try again in {again_s} s"
+                )
+            case _:
+                why = f"the request took longer than the {rules.request_max_s:.0f} s that one may"
+        return Refused(why, status=503, code=code, retry_after_s=again_s)
 
     def _finish(self, turn: Turn, now: float) -> None:
         """Free the lane of a turn; its session stays as an idle one as far as the client knows it.
@@ -455,7 +563,7 @@ class Scheduler:
         """
         session, lane = turn.session, turn.lane
         if session is not None and lane is not None:
-            keep = turn.claim.cache
+            keep = turn.claim.cache and session.id not in self._closing
             if keep:
                 end = min(session.n_tokens, turn.n_prompt + (turn.kept or 0))
                 if session.n_tokens - end > self._rows_max:
@@ -469,6 +577,7 @@ class Scheduler:
             self._moves.append(Vacate(lane))
             session.lane = None
             session.used = now
+            session.past = turn.past
             if not keep or not session.held:
                 self._close(session)
         self._over(turn, now)

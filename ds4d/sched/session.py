@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ds4d.engine import Frontier
+    from ds4d.sched.scheduler import Rules
     from ds4d.sched.ticket import Claim
 
 ALIGN = 128  # prefill chunks end at multiples of it, and so do frontiers inside a prompt
@@ -33,6 +34,18 @@ class Held:
     frontier: Frontier | None  # None: asked for in the plan that is under way
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """The last turn of an idle session, for whoever looks at it."""
+
+    label: str
+    n_prompt: int
+    n_cached: int
+    n_generated: int
+    answer_max: int
+    submitted: float
+
+
 class Session:
     """`ids` are those whose state is in the pages; the pending id of a turn is not among them."""
 
@@ -45,6 +58,7 @@ class Session:
         self.turn: int | None = None  # the last turn that worked on it
         self.prompt_end = 0  # where that turn's prompt ends, its last id left out
         self.used = 0.0
+        self.past: Past | None = None  # iff it is idle
         self._ids = np.empty(0, np.int32)
 
     @property
@@ -78,9 +92,10 @@ Phase = Literal["queued", "seated", "prefill", "decode", "over"]
 class Turn:
     """One ticket's work. queued → seated (has a lane) → prefill → decode → over."""
 
-    def __init__(self, id: int, claim: Claim, *, answer_max: int, now: float) -> None:
+    def __init__(self, id: int, claim: Claim, *, answer_max: int, rules: Rules, now: float) -> None:
         self.id = id
         self.claim = claim
+        self.rules = rules  # at its submission
         self.answer_max = answer_max  # tokens: max_tokens, or where the context ends
         self.phase: Phase = "queued"
         self.lane: int | None = None
@@ -90,9 +105,13 @@ class Turn:
         self.pending = int(claim.ids[-1])
         self.n_generated = 0
         self.n_cached = 0
+        self.n_common = 0  # prompt tokens that had been computed before, reusable or not
         self.drafted = 0
         self.accepted = 0
         self.stepped = 0
+        self.stepped_at: float | None = None  # None: its next step follows no other at once
+        self.gap_s: float | None = None  # between its last two steps, a token
+        self.token_s = 0.0  # the same, a moving average
         self.paused: float | None = None  # since when the client reads nothing
         self.n_read = 0  # answer tokens that it had read by then
         self.kept: int | None = None  # it was left: answer tokens that the client has
@@ -118,6 +137,26 @@ class Turn:
         if self.session is None or self.lane is None:
             raise ValueError(f"turn {self.id} has not begun")
         return self.session, self.lane
+
+    @property
+    def past(self) -> Past:
+        return Past(
+            label=self.claim.label,
+            n_prompt=self.n_prompt,
+            n_cached=self.n_cached,
+            n_generated=self.n_generated,
+            answer_max=self.answer_max,
+            submitted=self.submitted,
+        )
+
+    def tokens_per_s(self, now: float) -> float | None:
+        """Of the prompt while it is computed, then of the answer; None when nothing is known."""
+        if self.stepped_at is not None and self.token_s > 0:
+            return 1 / max(self.token_s, now - self.stepped_at)
+        if self.phase == "prefill" and self.session is not None and self.started is not None:
+            n_done, took_s = self.session.n_tokens - self.n_cached, now - self.started
+            return n_done / took_s if n_done > 0 and took_s > 0 else None
+        return None
 
     def draw(self, token: int, now: float) -> None:
         """Count one emitted token."""
@@ -155,11 +194,18 @@ class Turn:
             mask[0, token // 32] &= ~np.uint32(1 << token % 32)
         return mask
 
+    @property
+    def _reached(self) -> Literal["queued", "prefill", "decode"]:
+        if self.started is None:
+            return "queued"
+        return "prefill" if self.decoding is None else "decode"
+
     def stats(self, now: float) -> Stats:
         started = now if self.started is None else self.started
         decoding = now if self.decoding is None else self.decoding
         first = self.first_token
         return Stats(
+            phase=self._reached,
             n_prompt=self.n_prompt,
             n_cached=self.n_cached,
             n_generated=self.n_generated,
@@ -167,6 +213,7 @@ class Turn:
             prefill_ms=1e3 * (decoding - started),
             first_token_ms=None if first is None else 1e3 * (first - self.submitted),
             decode_ms=0.0 if first is None else 1e3 * (now - first),
+            total_ms=1e3 * (now - self.submitted),
             drafted=self.drafted,
             accepted=self.accepted,
         )

@@ -7,6 +7,7 @@ over a function and sleeps until its result is back; it never blocks on the engi
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LOOKS = 4  # at the heartbeat, within the time that it may stand still
+_LOOKS = 4  # at the heartbeat at least, within the time that it may stand still
+_LOOK_S = 1.0  # between two of them at most
 
 
 class _Letter:
@@ -41,6 +43,7 @@ class EngineThread:
         self._mail: queue.SimpleQueue[_Letter | None] = queue.SimpleQueue()
         self._ended = anyio.Event()
         self._given_up = False
+        self.still_s: float | None = None  # since its heartbeat moved; None: no call to watch
         # A daemon thread: a device call that never returns must not keep the process alive.
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
@@ -49,7 +52,7 @@ class EngineThread:
         function: Callable[..., T],
         *args: object,
         heartbeat: Callable[[], int] | None = None,
-        stall_s: float = 0.0,
+        stall_s: Callable[[], float] = lambda: math.inf,
         abandon: bool = False,
     ) -> T:
         """`function(*args)` there; its result or exception here.
@@ -57,7 +60,7 @@ class EngineThread:
         A call that has begun is waited for even when the caller is cancelled, since the engine is
         at rest only then: what may take long looks at a `Cancel` flag of its own. With `abandon`
         the thread is given up instead. Raises `DeviceError` when `heartbeat` has not moved for
-        `stall_s`; the thread is given up then too.
+        `stall_s` as it is by then; the thread is given up then too.
         """
         letter = _Letter(lambda: function(*args))
         self._mail.put(letter)
@@ -75,18 +78,26 @@ class EngineThread:
         value: T = letter.value
         return value
 
-    async def _wait(self, letter: _Letter, heartbeat: Callable[[], int], stall_s: float) -> None:
-        last, stood = heartbeat(), 0
-        while not letter.done.is_set():
-            with anyio.move_on_after(stall_s / _LOOKS):
-                await letter.done.wait()
-                return
-            now = heartbeat()
-            stood = stood + 1 if now == last else 0
-            last = now
-            if stood >= _LOOKS:
-                self._given_up = True
-                raise DeviceError(f"the engine has not moved for {stall_s:.0f} s")
+    async def _wait(
+        self, letter: _Letter, heartbeat: Callable[[], int], stall_s: Callable[[], float]
+    ) -> None:
+        last, still_s = heartbeat(), 0.0
+        try:
+            while not letter.done.is_set():
+                self.still_s = still_s
+                look_s = min(stall_s() / _LOOKS, _LOOK_S)
+                with anyio.move_on_after(look_s):
+                    await letter.done.wait()
+                    return
+                now = heartbeat()
+                # Looks are added up, not the clock read: it also ran while we were stopped.
+                still_s = still_s + look_s if now == last else 0.0
+                last = now
+                if still_s >= stall_s():
+                    self._given_up = True
+                    raise DeviceError(f"the engine has not moved for {still_s:.0f} s")
+        finally:
+            self.still_s = None
 
     async def close(self) -> None:
         """End the thread after the calls made so far. One that was given up is left behind."""

@@ -53,13 +53,15 @@ class Claim:
     banned_after: tuple[int, tuple[int, ...]] | None = None  # (id, those masked right behind it)
     cache: bool = True  # False: neither read nor keep state
     priority: int = 0  # higher goes first in the queue
-    label: str = ""  # the request's id, for logs
+    label: str = ""  # the request's id, for logs and for whoever cancels it
+    api: str = "chat"  # through which endpoint it came, for metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """One turn in numbers. Times are wall-clock milliseconds."""
 
+    phase: Literal["queued", "prefill", "decode"] = "decode"  # how far it came
     n_prompt: int
     n_cached: int = 0  # prompt tokens whose state was reused; always below n_prompt
     n_generated: int = 0  # tokens emitted; the stop id is not one
@@ -67,6 +69,7 @@ class Stats:
     prefill_ms: float = 0.0  # from the first work until the first token could be drawn
     first_token_ms: float | None = None  # from submit to the first token
     decode_ms: float = 0.0  # from the first token to the end
+    total_ms: float = 0.0  # from submit to the end
     drafted: int = 0
     accepted: int = 0
 
@@ -135,16 +138,21 @@ class Ticket:
         self.id = id
         self.claim = claim
         self.stats: Stats | None = None  # once it has ended or was left
-        self.ended = False  # its Done or Failed lies in the buffer, or was read
+        self.end: Done | Failed | None = None  # lies in the buffer, or was read
         self._on_leave = on_leave
         self._on_room = on_room
         self._limit = buffer
         self._unread: deque[Event] = deque()
         self.n_read = 0  # tokens handed to the reader
-        self.outcome = "left"  # how it ended if it was left, for the log
+        self.outcome = "left"  # what its reader says of its end
         self._left = False
         self._paused = False
         self._news = anyio.Event()
+
+    @property
+    def ended(self) -> bool:
+        """Whether no event will follow those that are unread."""
+        return self.end is not None
 
     @property
     def ready(self) -> bool:
@@ -173,8 +181,12 @@ class Ticket:
 
         Synchronous, idempotent, and callable from anywhere in the loop's thread, the `finally` of
         a cancelled handler included. `n_kept` is how many tokens of the answer the client has got
-        or uses (None: those read from this ticket); state of later ones is not kept. `outcome` is
-        what the log says: an answer that a stop string or a whole call has ended was not left.
+        or uses (None: those read from this ticket); state of later ones is not kept.
+
+        `outcome` is for log and metrics, since only the reader knows that a stop string or a whole
+        call has ended the answer: stop, length, tool_calls or function_call; slow_client if its
+        client took nothing for too long; failed if the answer could not be told. "left" means that
+        the client has gone, unless it has got a whole answer.
         """
         if self._left:
             return
@@ -193,7 +205,8 @@ class Ticket:
         if isinstance(event, Progress) and self._unread and isinstance(self._unread[-1], Progress):
             self._unread.pop()
         self._unread.append(event)
-        self.ended = isinstance(event, Done | Failed)
+        if isinstance(event, Done | Failed):
+            self.end = event
         self._news.set()
         if self.ended or self._paused or len(self._unread) < self._limit:
             return False

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from multidict import CIMultiDictProxy
 
+    from ds4d.sched.runner import Loading, State
     from ds4d.sched.ticket import Claim
 
 MARKERS = (
@@ -93,8 +94,8 @@ class ScriptRunner:
     """What the API sees of a runner."""
 
     def __init__(self, tasks: TaskGroup, n_ctx: int) -> None:
-        self.state = "ready"
-        self.loading: tuple[str, float] | None = None
+        self.state: State = "ready"
+        self.loading: Loading | None = None
         self.n_ctx = n_ctx
         self.refusal: Ds4Error | None = None
         self.scripts: deque[list[Any]] = deque()

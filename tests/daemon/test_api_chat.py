@@ -258,8 +258,8 @@ async def test_a_body_is_let_go_of_before_its_answer_is_written(monkeypatch):
     body, seen = bodies.Intake.body, []
 
     @asynccontextmanager
-    async def watched(intake, request):
-        async with body(intake, request) as taken:
+    async def watched(intake, request, **limits):
+        async with body(intake, request, **limits) as taken:
             raw = Raw(taken)
             seen.append(weakref.ref(raw))
             yield raw

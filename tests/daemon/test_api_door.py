@@ -5,19 +5,24 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import socket
 import zlib
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
+import aiohttp
 import anyio
 import pytest
 
 from ds4d import events
-from ds4d.api import body, models
+from ds4d.api import body as bodies
+from ds4d.api import models
+from ds4d.api.chat import Served
 from ds4d.api.server import Server, tail_of
 from ds4d.config import Api
 from ds4d.errors import ConfigError, Refused, TemporaryError
-from tests.daemon.script_runner import INFO, TOKENIZER, block_text, call_text, open_door
+from tests.daemon.script_runner import CONSTANTS, INFO, TOKENIZER, block_text, call_text, open_door
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -225,7 +230,7 @@ async def test_foreign_and_unknown_routes_and_wrong_methods_say_what_they_are():
         for path in ("/v1/completions", "/v1/responses", "/tokenize", "/apply-template"):
             refused = await door.post({}, path=path)
             assert (refused.status, refused.error["code"]) == (404, "unsupported_endpoint"), path
-        for path in ("/metrics", "/props", "/v1/responses/resp_1"):
+        for path in ("/props", "/v1/responses/resp_1"):
             assert (await door.get(path)).error["code"] == "unsupported_endpoint"
         messages = await door.post(CHAT, path="/v1/messages?beta=true")
         assert messages.status == 404
@@ -318,7 +323,8 @@ async def test_a_door_without_a_model_says_how_far_loading_is():
             assert "x-should-retry" not in answered.headers
         health = await door.get("/health")
         assert (health.status, health.json) == (200, {"status": "loading model"})
-        assert (await door.get("/ready")).json == {"status": "loading"}
+        loading = {"status": "loading", "what": "compiling kernels", "percent": 40}
+        assert (await door.get("/ready")).json == loading
         assert (await door.get("/version")).json["name"] == "ds4d"
 
 
@@ -627,11 +633,11 @@ async def test_bodies_together_are_bounded_and_make_room_again():
             await self.more.wait()
             return b""
 
-    intake = body.Intake(1 << 20, 60)
-    waiting = [Slow() for _ in range(body.BODIES_AT_ONCE)]
+    intake = bodies.Intake()
+    waiting = [Slow() for _ in range(bodies.BODIES_AT_ONCE)]
 
     async def take(request: Slow) -> None:
-        async with intake.body(request):
+        async with intake.body(request, max_bytes=1 << 20, stall_s=60):
             pass
 
     async with anyio.create_task_group() as tasks:
@@ -645,3 +651,84 @@ async def test_bodies_together_are_bounded_and_make_room_again():
     last = Slow()
     last.more.set()
     await take(last)
+
+
+async def test_a_reload_forgets_neither_the_bodies_under_way_nor_the_fields_it_has_named(caplog):
+    """Else every reload under load would make room for as many more."""
+    limit, held_back = 1 << 20, 10
+    start = b'{"brand_new": 1, "messages": [{"role": "user", "content": "'
+    body = start + b"x" * (limit - len(start) - held_back)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    caplog.set_level("INFO", "ds4d")
+    async with open_door(max_body_mib=1) as door, AsyncExitStack() as wires:
+        for _ in range(bodies.BODIES_AT_ONCE):
+            wire = await anyio.connect_tcp(door.host, door.port)
+            await wires.enter_async_context(wire)
+            await wire.send(head % limit + body)
+
+        async def is_full() -> bool:
+            return (await door.chat("y" * 1000, brand_new=1)).status == 429
+
+        with anyio.fail_after(10):
+            while not await is_full():
+                await anyio.sleep(0.005)
+        served = Served(info=INFO, tokenizer=TOKENIZER, constants=CONSTANTS)
+        config = Api(listen=("127.0.0.1:0",), max_body_mib=1, aliases=("other",))
+        door.server.prepare(config, served)()
+        assert await is_full()
+        wider = replace(config, max_body_mib=2)
+        door.server.prepare(wider, served)()
+        assert not await is_full()
+        door.server.prepare(config, served)()
+    named = [r for r in caplog.records if "request.unknown_field" in r.getMessage()]
+    assert len(named) == 1
+
+
+# Doors that systemd has opened
+
+
+def listening(host: str) -> socket.socket:
+    one = socket.socket()
+    one.bind((host, 0))
+    one.listen()
+    return one
+
+
+async def test_a_socket_that_was_passed_is_the_door_and_the_setting_is_not():
+    taken = listening("127.0.0.1")
+    port = taken.getsockname()[1]
+    server = Server(Api(listen=("127.0.0.1:1",)), None, passed=(taken.detach(),))
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(server.run)
+        assert server.addresses == [("127.0.0.1", port)]
+        async with aiohttp.ClientSession() as client:
+            async with client.get(f"http://127.0.0.1:{port}/version") as response:
+                assert response.status == 200
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_passed_door_that_others_can_reach_needs_keys_at_start_and_at_every_reload(
+    tmp_path,
+):
+    """What `api.listen` says is no help: that is not where the door is."""
+    with pytest.raises(ConfigError, match=r"socket from systemd \(0\.0\.0\.0\) is reachable"):
+        Server(Api(), None, passed=(listening("0.0.0.0").detach(),))
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    keys.chmod(0o600)
+    taken = listening("0.0.0.0")
+    server = Server(Api(api_keys_file=keys), None, passed=(taken.detach(),))
+    served = Served(info=INFO, tokenizer=TOKENIZER, constants=CONSTANTS)
+    with pytest.raises(ConfigError, match="reachable from other machines without a key"):
+        server.prepare(Api(), served)
+    server.prepare(Api(insecure_no_auth=True), served)
+    for one in server._sockets:
+        one.close()
+
+
+async def test_a_passed_socket_that_is_no_door_is_refused(tmp_path):
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(tmp_path / "other.sock"))
+        one.listen()
+        with pytest.raises(ConfigError, match="no listening TCP socket"):
+            Server(Api(), None, passed=(os.dup(one.fileno()),))

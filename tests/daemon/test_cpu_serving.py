@@ -1,4 +1,4 @@
-"""The daemon's own engine, as `daemon.Waking` builds it, below the runner: on a random model with
+"""The daemon's own engine, as `Waking` builds it, below the runner: on a random model with
 every kind of layer, tokens do not depend on who else is served or on what was reused."""
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import anyio
 import numpy as np
 import pytest
 
-from ds4d import config, daemon
+from ds4d import config
 from ds4d.cpu import engine as cpu
 from ds4d.engine import Sampling
 from ds4d.errors import ConfigError, MemoryRefusedError, ModelFileError
 from ds4d.model import embedded, synth
 from ds4d.sched.runner import Runner
 from ds4d.sched.ticket import Claim, Failed, Started, Token
+from ds4d.waking import Waking
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,7 +68,7 @@ async def answer(runner: Runner, claim: Claim, leave_after: int | None) -> tuple
 async def test_alone_is_in_a_cohort_and_resumed_is_uninterrupted(settings: Config) -> None:
     rng, ids = random.Random(1), np.random.default_rng(1)
     base = ids.integers(0, 320, 600, dtype=np.int32)
-    waking = daemon.Waking(settings)
+    waking = Waking(settings)
     runner = Runner(waking.build)
     reused = 0
 
@@ -98,7 +99,7 @@ async def test_alone_is_in_a_cohort_and_resumed_is_uninterrupted(settings: Confi
 
     async with anyio.create_task_group() as tasks:
         await tasks.start(runner.run)
-        assert runner.n_ctx == waking.served.info.n_ctx == 1024
+        assert runner.n_ctx == waking.woken.model.context == 1024
         asks = [new_claim(i) for i in range(N_ASKS)]
         got: dict[int, tuple[list[int], Claim, list[int]]] = {}
         async with anyio.create_task_group() as clients:
@@ -117,7 +118,7 @@ async def test_alone_is_in_a_cohort_and_resumed_is_uninterrupted(settings: Confi
 def test_a_context_beyond_the_models_is_refused(settings: Config) -> None:
     wide = replace(settings, model=replace(settings.model, context=4096))
     with pytest.raises(ConfigError, match=r"model\.context: micro\.gguf was made for 2048 tokens"):
-        daemon.Waking(wide).build(unheard)
+        Waking(wide).build(unheard)
 
 
 def test_a_machine_that_is_too_small_is_told_so_before_anything_is_allocated(
@@ -125,7 +126,7 @@ def test_a_machine_that_is_too_small_is_told_so_before_anything_is_allocated(
 ) -> None:
     small = replace(settings, memory=replace(settings.memory, simulate_total_gib=0.001))
     with pytest.raises(MemoryRefusedError, match=r"1024 tokens needs .* and 0 MiB may be used"):
-        daemon.Waking(small).build(unheard)
+        Waking(small).build(unheard)
 
 
 def test_prompt_texts_that_cannot_be_used_are_refused_before_anything_is_compiled(
@@ -136,7 +137,7 @@ def test_prompt_texts_that_cannot_be_used_are_refused_before_anything_is_compile
     texts.write_text("{}")
     broken = replace(settings, model=replace(settings.model, constants=texts))
     with pytest.raises(ConfigError, match=r"prompt\.json"):
-        daemon.Waking(broken).build(unheard)
+        Waking(broken).build(unheard)
 
 
 def test_the_engine_leaves_one_of_the_processors_that_we_may_use_to_the_loop(
@@ -145,7 +146,7 @@ def test_the_engine_leaves_one_of_the_processors_that_we_may_use_to_the_loop(
     """As in a container: the machine has more."""
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr("os.cpu_count", lambda: 64)
-    engine, _ = daemon.Waking(settings).build(unheard)
+    engine, _ = Waking(settings).build(unheard)
     engine.close()
     assert engine.threads == 1
 
@@ -156,4 +157,17 @@ def test_without_the_embedded_model_the_remedy_is_named(
     monkeypatch.setattr(embedded, "_FILE", tmp_path / "none.gguf")
     bare = replace(settings, model=replace(settings.model, path=None))
     with pytest.raises(ModelFileError, match="name a model file with --model"):
-        daemon.Waking(bare).build(unheard)
+        Waking(bare).build(unheard)
+
+
+def test_what_a_release_lacks_is_a_reason_and_the_embedded_model_lacks_nothing(
+    settings: Config,
+) -> None:
+    foreign, own = Waking(settings), Waking(replace(settings, model=config.Model()))
+    for waking in (foreign, own):
+        engine, _ = waking.build(unheard)
+        engine.close()
+    assert [reason.code for reason in foreign.woken.reasons] == ["prompt_texts"]
+    assert foreign.woken.model.prompt_texts == "ds4-tiny"
+    assert own.woken.reasons == ()
+    assert own.woken.model.embedded

@@ -219,7 +219,7 @@ async def test_a_client_that_leaves_in_prefill_or_decode_gives_its_lane_back():
                     model="m", messages=[{"role": "user", "content": text}], max_tokens=4000
                 )
             with anyio.fail_after(5):
-                while runner.snapshot().lanes or runner.snapshot().n_queued:
+                while any(runner.n_open()):
                     await anyio.sleep(0.005)
         assert engine.n_prefilled < 2000
         assert (await ask(client, "next")).choices[0].finish_reason == "length"

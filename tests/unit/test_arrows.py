@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import ds4d
+import ds4d_tui
 
-ROOT = Path(ds4d.__file__).parent
+PACKAGES = (Path(ds4d.__file__).parent, Path(ds4d_tui.__file__).parent)
 DEVICES = ("numba", "llvmlite", "cuda", "numba_cuda", "cupy", "ds4d.cpu", "ds4d.gpu")
 LOOPS = ("anyio", "asyncio", "aiohttp", "threading", "queue")
 PURE = (*DEVICES, *LOOPS, "socket", "time")
@@ -47,8 +48,22 @@ RULES = (
     Rule("ds4d.cpu", ("ds4d.speculation",), except_for=("ds4d.speculation.accept",)),
     Rule("ds4d.gpu", ("ds4d.speculation",), except_for=("ds4d.speculation.accept",)),
     Rule("ds4d", ("ds4d.daemon",), but=("ds4d.cli",)),
-    Rule("ds4d", ("textual", "torch", "transformers", "gguf")),
-    Rule("ds4d.config", ("ds4d",), except_for=("ds4d.errors",)),
+    Rule("ds4d", ("textual", "torch", "transformers", "gguf", "ds4d_tui")),
+    Rule("ds4d.config", ("ds4d",), except_for=("ds4d.config", "ds4d.errors")),
+    # Clients of the control socket know its records and nothing of the daemon behind it.
+    Rule("ds4d.wire", ("ds4d",), except_for=("ds4d.sched.snapshot",)),
+    Rule("ds4d.sched.snapshot", ("ds4d", "numpy", "msgspec")),
+    Rule(
+        "ds4d.ctl",
+        (*DEVICES, *LOOPS, "ds4d.sched", "ds4d.api", "ds4d.engine", "ds4d.service"),
+        except_for=("ds4d.sched.snapshot",),
+    ),
+    Rule("ds4d_tui", ("ds4d",), except_for=("ds4d.wire",)),
+    Rule(
+        "ds4d.control",
+        ("ds4d.engine", "ds4d.kv", "ds4d.model", "ds4d.prompt", "ds4d.api", "ds4d.sched", *DEVICES),
+        except_for=("ds4d.sched.runner", "ds4d.sched.snapshot", "ds4d.sched.ticket"),
+    ),
     Rule("ds4d.engine", ("ds4d",), except_for=("ds4d.model.geometry",)),
     Rule("ds4d.model.geometry", ("ds4d", "numpy")),
     Rule("ds4d.errors", ("ds4d",)),
@@ -58,9 +73,10 @@ RULES = (
 
 def modules() -> dict[str, Path]:
     found = {}
-    for path in sorted(ROOT.rglob("*.py")):
-        parts = path.relative_to(ROOT.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    for package in PACKAGES:
+        for path in sorted(package.rglob("*.py")):
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
@@ -112,7 +128,8 @@ def test_only_the_configuration_reads_the_environment() -> None:
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv")
     }
-    assert readers <= {"ds4d.config"}
+    # The dashboard, a client like any other, looks for the user's socket by itself.
+    assert not [m for m in readers if not (within(m, "ds4d.config") or within(m, "ds4d_tui"))]
 
 
 def test_no_task_is_without_a_parent() -> None:
@@ -131,7 +148,7 @@ def test_every_rule_speaks_of_modules_that_can_exist() -> None:
     known = planned | MODULES.keys()
     outside = set(sys.stdlib_module_names) | {
         *("numba", "llvmlite", "cuda", "numba_cuda", "cupy", "anyio", "aiohttp", "numpy"),
-        *("textual", "torch", "transformers", "gguf"),
+        *("textual", "torch", "transformers", "gguf", "msgspec"),
     }
     for rule in RULES:
         names = {rule.who, *rule.but, *rule.except_for, *rule.never}

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ds4d import bench
+from ds4d import bench, cli
 from ds4d.cpu.floor import CpuCeilings
 from ds4d.cpu.kernels import floor as kernels
 from ds4d.errors import LaneError, UsageError
@@ -202,7 +202,7 @@ def test_the_kernels_behind_the_ceilings_do_the_work_they_are_credited_with():
 )
 def test_a_command_line_that_means_nothing_is_refused_in_one_sentence(argv, message):
     with pytest.raises(UsageError) as caught:
-        bench.main(argv)
+        cli._run(["bench", *argv])
     assert message in str(caught.value)
 
 

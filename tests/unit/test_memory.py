@@ -1,12 +1,9 @@
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 import pytest
 
 from ds4d.engine import Need
 from ds4d.errors import MemoryRefusedError
-from ds4d.sched.host import processors, sample
 from ds4d.sched.memory import Ledger, Wish, plan_capacity
 
 MIB = 1 << 20
@@ -95,54 +92,3 @@ def test_a_turn_is_promised_memory_once() -> None:
     ledger.promise(1, 1)
     with pytest.raises(ValueError, match="turn 1"):
         ledger.promise(1, 1)
-
-
-def cgroup(path: Path, limit: str, current: int, inactive_file: int = 0) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "memory.max").write_text(f"{limit}\n")
-    (path / "memory.current").write_text(f"{current}\n")
-    (path / "memory.stat").write_text(f"anon 5\ninactive_file {inactive_file}\n")
-
-
-def test_the_tightest_limit_of_our_control_groups_counts(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    own.write_text("0::/system.slice/ds4d.service\n")
-    root = tmp_path / "cgroup"
-    cgroup(root / "system.slice" / "ds4d.service", "max", 100)
-    assert sample(cgroups=root, own_cgroup=own).cgroup is None
-    cgroup(root / "system.slice", "1000", 700, inactive_file=50)
-    assert sample(cgroups=root, own_cgroup=own).cgroup == 350
-    cgroup(root / "system.slice" / "ds4d.service", "400", 300)
-    host = sample(cgroups=root, own_cgroup=own)
-    assert host.cgroup == 100
-    assert host.free == 100
-
-
-def test_a_quota_of_processor_time_counts_as_fewer_processors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
-    own = tmp_path / "own"
-    own.write_text("0::/box/inner\n")
-    inner = tmp_path / "cgroup" / "box" / "inner"
-    inner.mkdir(parents=True)
-    look = partial(processors, cgroups=tmp_path / "cgroup", own_cgroup=own)
-    assert look() == 64
-    (inner / "cpu.max").write_text("max 100000\n")
-    (inner.parent / "cpu.max").write_text("250000 100000\n")
-    assert look() == 3
-    (inner / "cpu.max").write_text("50000 100000\n")
-    assert look() == 1
-
-
-def test_without_control_groups_the_kernel_says_what_is_free(tmp_path: Path) -> None:
-    host = sample(cgroups=tmp_path, own_cgroup=tmp_path / "none")
-    assert host.cgroup is None
-    assert host.free == host.available > 0
-
-
-def test_a_smaller_machine_can_be_simulated(tmp_path: Path) -> None:
-    host = sample(1 << 30, cgroups=tmp_path, own_cgroup=tmp_path / "none")
-    assert host.simulated is not None
-    assert host.simulated < 1 << 30, "what this process holds already is taken from it"
-    assert sample(1, cgroups=tmp_path, own_cgroup=tmp_path / "none").free == 0

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections import Counter
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,146 +14,11 @@ from hypothesis import strategies as st
 from ds4d.engine import Sampling
 from ds4d.errors import LaneError, Refused
 from ds4d.kv.prefix import best_match
-from ds4d.sched.plan import Chunk, Drop, Plan, Seat, Step
-from ds4d.sched.runner import execute
-from ds4d.sched.scheduler import Rules, Scheduler
-from ds4d.sched.ticket import Claim, Done, Event, Failed, Progress, Started, Token
+from ds4d.sched.plan import Chunk, Seat, Step
+from ds4d.sched.scheduler import Rules
+from ds4d.sched.ticket import Claim, Done, Failed, Progress, Token
 from tests.fakes import EOS, FakeEngine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-GREEDY = Sampling(temperature=0.0)
-
-
-def prompt(n: int, *, seed: int = 0, head: Iterable[int] = ()) -> np.ndarray:
-    """`head`, then ids that depend on `seed`: `n` in all."""
-    head = np.asarray(list(head), np.int32)
-    tail = np.random.default_rng(seed).integers(16, 500, n - len(head), dtype=np.int32)
-    return np.concatenate([head, tail])
-
-
-def claim(ids: np.ndarray, *, max_tokens: int = 8, **more: object) -> Claim:
-    fields = {"sampling": GREEDY, "stop_ids": frozenset({EOS}), "max_tokens": max_tokens} | more
-    return Claim(ids=ids, **fields)
-
-
-@dataclass
-class Heard:
-    """What one ticket was told."""
-
-    events: list[Event] = field(default_factory=list)
-
-    @property
-    def tokens(self) -> list[int]:
-        return [e.id for e in self.events if isinstance(e, Token)]
-
-    @property
-    def started(self) -> Started:
-        (started,) = (e for e in self.events if isinstance(e, Started))
-        return started
-
-    @property
-    def end(self) -> Done | Failed | None:
-        return next((e for e in self.events if isinstance(e, Done | Failed)), None)
-
-
-class House:
-    """A scheduler and its engine; time passes by `tick` seconds a plan. Checks all books always."""
-
-    def __init__(
-        self, engine: FakeEngine | None = None, *, rules: Rules | None = None, tick: float = 0.01
-    ) -> None:
-        self.engine = engine or FakeEngine()
-        self.scheduler = Scheduler(
-            self.engine.capacity,
-            n_vocab=self.engine.geometry.n_vocab,
-            rows_max=self.engine.rows_max,
-            rules=rules,
-        )
-        self.now = 0.0
-        self.tick = tick
-        self.heard: dict[int, Heard] = {}
-        self.left: set[int] = set()
-        self.plans: list[Plan] = []
-        self.cancel = threading.Event()
-        self.meanwhile: list[int] = []  # turns that are left while the next plan is under way
-
-    def submit(self, claim: Claim) -> int:
-        turn = len(self.heard) + 1
-        self.scheduler.on_submit(turn, claim, self.now)
-        self.heard[turn] = Heard()
-        return turn
-
-    def leave(self, turn: int, n_kept: int | None = None) -> None:
-        self.left.add(turn)
-        n_kept = len(self.heard[turn].tokens) if n_kept is None else n_kept
-        self.scheduler.on_leave(turn, n_kept, self.now)
-
-    def step(self) -> Plan:
-        self.now += self.tick
-        plan = self.scheduler.plan(self.now)
-        self.plans.append(plan)
-        self.deliver()
-        if not plan.idle:
-            outcome = execute(self.engine, plan, self.cancel)
-            self.cancel.clear()
-            while self.meanwhile:
-                self.leave(self.meanwhile.pop())
-            if plan.work is not None:  # the fake takes no time: a token of prefill 1 ms, a pass 10
-                n = len(plan.work.work.ids) if isinstance(plan.work, Chunk) else 10
-                outcome = replace(outcome, ms=float(n))
-            self.now += self.tick
-            self.scheduler.settle(outcome, self.now)
-        self.deliver()
-        self.check()
-        return plan
-
-    def deliver(self) -> None:
-        for turn, event in self.scheduler.news:
-            heard = self.heard[turn]
-            assert heard.end is None, "an event after the end"
-            gone = turn in self.left and isinstance(event, Token | Done)
-            assert not gone, "an answer for a client that has gone"
-            heard.events.append(event)
-        self.scheduler.news.clear()
-
-    def run(self, *, n_max: int = 5000) -> None:
-        """Until there is nothing to do."""
-        for _ in range(n_max):
-            if self.step().idle:
-                return
-        raise AssertionError("no end in sight")
-
-    def ask(self, claim: Claim) -> Heard:
-        turn = self.submit(claim)
-        self.run()
-        return self.heard[turn]
-
-    def check(self) -> None:
-        s = self.scheduler
-        sessions = s.sessions.values()
-        held = Counter(page for one in sessions for page in one.pages)
-        assert all(s.pages.refs(page) == held[page] for page in range(s.pages.n))
-        places = Counter(h.place for one in sessions for h in one.held.values())
-        assert all(s.places.refs(place) == places[place] for place in range(s.places.n))
-        dropping = sum(isinstance(move, Drop) for move in s._moves)
-        made = {h.place for one in sessions for h in one.held.values() if h.frontier}
-        assert self.engine.n_frontiers == len(made) + dropping
-        assert s.ledger.pages_promised <= s.pages.n
-        seated = {t.lane: t for t in s.turns.values() if t.lane is not None}
-        assert s.lanes.n - s.lanes.n_free == len(seated)
-        for turn in seated.values():
-            if turn.session is not None:
-                assert len(turn.session.pages) <= s.ledger.promised_to(turn.id)
-        size = s.capacity.page_tokens
-        for one in sessions:
-            assert one.n_tokens <= size * len(one.pages)
-            assert all(position <= one.n_tokens for position in one.frontiers)
-            assert len(one.held) <= s.rules.frontiers_per_session + 1
-            if one.idle and not s._moves:
-                assert max(one.held) == one.n_tokens, "an idle session ends where it resumes"
-
+from tests.unit.house import GREEDY, House, claim, prompt
 
 # One turn
 
@@ -461,9 +324,7 @@ def test_lanes_that_decode_are_served_between_the_chunks_of_a_long_prompt() -> N
 
 
 def test_chunks_shrink_while_others_decode_so_that_none_stalls_them_too_long() -> None:
-    engine = FakeEngine(eos_every=0)
-    house = House(engine)
-    house.scheduler.capacity = replace(engine.capacity, chunk=2048)
+    house = House(FakeEngine(eos_every=0, chunk=2048))
     house.submit(claim(prompt(10), max_tokens=400))
     for _ in range(3):
         house.step()
@@ -702,6 +563,296 @@ def test_nothing_is_planned_while_a_plan_is_under_way() -> None:
         house.scheduler.plan(2.0)
 
 
+# Time
+
+
+def test_a_turn_that_waits_too_long_for_a_lane_fails_and_is_told_when_to_come_back() -> None:
+    house = House(FakeEngine(lanes=1, eos_every=0), rules=Rules(queue_deadline_s=30.0))
+    house.submit(claim(prompt(10), max_tokens=4000))
+    waiting = house.submit(claim(prompt(10, seed=1)))
+    house.step()
+    house.now = 29.0
+    house.step()
+    assert house.heard[waiting].end is None
+    house.now = 30.0
+    house.step()
+    end = house.heard[waiting].end
+    assert isinstance(end, Failed)
+    assert isinstance(end.error, Refused)
+    assert (end.error.status, end.error.code) == (503, "queue_timeout")
+    assert end.error.retry_after_s >= 1
+    assert (end.stats.phase, end.stats.total_ms) == ("queued", pytest.approx(30e3, abs=50))
+    assert not house.scheduler.queue
+
+
+@pytest.mark.parametrize("n_steps", [2, 12])  # in its prompt, in its answer
+def test_a_turn_that_takes_too_long_fails_and_what_is_complete_is_kept(n_steps: int) -> None:
+    house = House(FakeEngine(eos_every=0), rules=Rules(request_max_s=10.0, queue_deadline_s=5.0))
+    ids = prompt(1000)
+    turn = house.submit(claim(ids, max_tokens=4000))
+    for _ in range(n_steps):
+        house.step()
+    house.now = 9.0
+    house.step()
+    assert house.heard[turn].end is None, "only the queue's deadline is over"
+    house.now = 10.0
+    house.run()
+    end = house.heard[turn].end
+    assert isinstance(end, Failed)
+    assert isinstance(end.error, Refused)
+    assert (end.error.status, end.error.code) == (503, "timeout")
+    assert house.engine.lanes_seated == set()
+    n_known = len(house.heard[turn].tokens)
+    assert end.stats.n_generated == n_known
+    follow_up = np.concatenate([ids, house.heard[turn].tokens, [EOS, 60]]).astype(np.int32)
+    heard = house.ask(claim(follow_up))
+    assert heard.started.n_cached == (768 if n_steps == 2 else 1000 + n_known - 1)
+
+
+def test_an_idle_plan_knows_when_the_next_patience_ends() -> None:
+    rules = Rules(send_stall_s=60.0, request_max_s=50.0, queue_deadline_s=20.0)
+    house = House(FakeEngine(lanes=1, eos_every=0), rules=rules)
+    assert house.scheduler.due() is None
+    slow = house.submit(claim(prompt(10), max_tokens=30))
+    for _ in range(4):
+        house.step()
+    house.scheduler.on_pause(slow, 1, house.now)
+    house.now = 5.0
+    waiting = house.submit(claim(prompt(10)))
+    assert house.step().idle
+    assert house.scheduler.due() == 25.0
+    house.now = 25.0
+    house.step()
+    assert isinstance(house.heard[waiting].end, Failed)
+    assert house.scheduler.due() == 50.0
+    house.now = 51.0
+    house.run()
+    assert _code(house.heard[slow].end) == "timeout"
+
+
+def test_a_turn_may_take_what_the_rules_said_when_it_was_submitted() -> None:
+    """A reload cuts nobody short, nor does it let anybody wait longer."""
+    house = House(FakeEngine(lanes=1, eos_every=0), rules=Rules(queue_deadline_s=20.0))
+    running = house.submit(claim(prompt(10), max_tokens=4000))
+    patient = house.submit(claim(prompt(10)))
+    house.step()
+    house.scheduler.rules = Rules(queue_deadline_s=5.0, request_max_s=6.0)
+    newcomer = house.submit(claim(prompt(10)))
+    house.now += 10.0
+    house.step()
+    assert _code(house.heard[newcomer].end) == "queue_timeout"
+    assert house.heard[patient].end is None and house.heard[running].end is None
+    house.now += 11.0
+    house.step()
+    assert _code(house.heard[patient].end) == "queue_timeout"
+    assert house.heard[running].end is None
+
+
+def _code(end: object) -> str | None:
+    assert isinstance(end, Failed)
+    assert isinstance(end.error, Refused)
+    return end.error.code
+
+
+# What an operator may change while it runs
+
+
+def test_with_fewer_lanes_those_at_work_finish_and_nobody_takes_their_place() -> None:
+    house = House(FakeEngine(lanes=4, eos_every=0))
+    turns = [house.submit(claim(prompt(10, seed=i), max_tokens=30)) for i in range(6)]
+    for _ in range(8):
+        house.step()
+    house.scheduler.lanes_max = 1
+    busy = []
+    while not all(house.heard[turn].end for turn in turns):
+        house.step()
+        busy.append(house.scheduler.lanes.n - house.scheduler.lanes.n_free)
+    assert busy[0] == 4
+    assert set(busy[busy.index(1) :]) == {0, 1}
+    assert {len(cohort) for cohort in house.engine.cohorts[-30:]} == {1}
+    for i, turn in enumerate(turns):
+        assert house.heard[turn].tokens == house.engine.answer(prompt(10, seed=i), GREEDY, 30)
+
+
+def test_more_lanes_are_taken_in_the_next_plan() -> None:
+    house = House(FakeEngine(lanes=4, eos_every=0))
+    house.scheduler.lanes_max = 1
+    for i in range(4):
+        house.submit(claim(prompt(10, seed=i), max_tokens=30))
+    house.step()
+    assert (len(house.scheduler.queue), house.scheduler.lanes_free) == (3, 0)
+    house.scheduler.lanes_max = 3
+    house.step()
+    assert (len(house.scheduler.queue), house.scheduler.lanes_free) == (1, 0)
+
+
+def test_a_lane_that_may_not_be_used_is_no_room_at_the_door() -> None:
+    house = House(FakeEngine(lanes=4), rules=Rules(queue_total=1))
+    house.scheduler.lanes_max = 1
+    house.submit(claim(prompt(10)))
+    house.submit(claim(prompt(10)))
+    assert not house.scheduler.would_admit()
+    house.scheduler.rules = Rules(queue_total=2)
+    assert house.scheduler.would_admit()
+
+
+def test_chunks_follow_their_size_as_it_is_now() -> None:
+    house = House(FakeEngine(chunk=512))
+    house.submit(claim(prompt(2000)))
+    house.step()
+    house.scheduler.chunk = 128
+    house.step()
+    house.scheduler.chunk = 512
+    house.run()
+    chunks = [len(p.work.work.ids) for p in house.plans if isinstance(p.work, Chunk)]
+    assert chunks == [512, 128, 512, 512, 335]
+
+
+def test_closing_an_idle_session_gives_back_all_that_it_held() -> None:
+    house = House()
+    ids = prompt(700)
+    house.ask(claim(ids, starts=(0, 256)))
+    house.ask(claim(prompt(700, seed=1)))
+    first, second = house.scheduler.sessions
+    house.scheduler.on_close(first)
+    house.run()
+    assert list(house.scheduler.sessions) == [second]
+    assert house.engine.n_frontiers == len(house.scheduler.sessions[second].held)
+    assert house.ask(claim(ids)).started.n_cached == 0
+
+
+def test_closing_a_session_takes_nothing_from_those_that_share_its_pages() -> None:
+    house = House(FakeEngine(eos_every=0))
+    system = prompt(700)
+    house.ask(claim(system, starts=(0, 512)))
+    other = prompt(900, seed=1, head=system)
+    turn = house.submit(claim(other, starts=(0, 512), max_tokens=40))
+    while not house.heard[turn].tokens:
+        house.step()
+    house.close(1)
+    house.run()
+    assert 1 not in house.scheduler.sessions
+    assert house.heard[turn].tokens == house.engine.answer(other, GREEDY, 40)
+
+
+def test_closing_a_session_at_work_waits_for_its_turn_and_keeps_nothing() -> None:
+    house = House(FakeEngine(eos_every=0))
+    turn = house.submit(claim(prompt(700), max_tokens=20))
+    while not house.heard[turn].tokens:
+        house.step()
+    house.scheduler.on_close(1)
+    house.step()
+    assert list(house.scheduler.sessions) == [1]
+    house.run()
+    assert len(house.heard[turn].tokens) == 20
+    assert not house.scheduler.sessions
+    assert house.engine.n_frontiers == 0
+    assert house.scheduler.pages.n_free == house.scheduler.pages.n
+
+
+def test_a_session_is_closed_though_its_last_frontier_is_on_its_way() -> None:
+    house = House()
+    house.submit(claim(prompt(100)))
+    while house.scheduler.turns:
+        house.step()
+    assert house.scheduler._moves, "the end of its answer is captured in the next plan"
+    house.scheduler.on_close(1)
+    house.run()
+    assert not house.scheduler.sessions
+    assert house.engine.n_frontiers == 0
+
+
+def test_closing_a_session_that_is_not_there_does_nothing() -> None:
+    house = House()
+    house.ask(claim(prompt(100)))
+    house.scheduler.on_close(77)
+    house.run()
+    assert list(house.scheduler.sessions) == [1]
+
+
+# What it says of itself
+
+
+def test_the_first_in_the_queue_waits_for_a_lane_or_for_memory() -> None:
+    house = House(FakeEngine(lanes=2, pages=8, context=2048, eos_every=0))
+    first = house.submit(claim(prompt(1000), max_tokens=600))  # 7 pages at most
+    second = house.submit(claim(prompt(100, seed=1), max_tokens=600))  # 3
+    house.step()
+    assert house.scheduler.waits == (second, "memory")
+    assert house.scheduler.wait_s(0) > 0, "a free lane is no use to it"
+    house.scheduler.lanes_max = 1
+    house.step()
+    assert house.scheduler.waits == (second, "lane")
+    house.leave(first)
+    house.step()
+    house.step()
+    assert house.scheduler.waits is None
+
+
+def test_the_rest_of_a_prompt_is_predicted_from_measured_speed_and_share() -> None:
+    """1 ms a token; beside a lane that decodes 7 passes of 10 ms follow each chunk of 256."""
+    house = House(FakeEngine(eos_every=0), tick=0.0)
+    assert house.scheduler.rest_s(0.0) == {}
+    house.ask(claim(prompt(300), max_tokens=1))
+    first = house.submit(claim(prompt(1281, seed=1)))
+    second = house.submit(claim(prompt(2561, seed=2)))
+    house.step()
+    rest = house.scheduler.rest_s(house.now)
+    assert rest == pytest.approx({first: 1.024, second: 1.024 + 2.56})
+    house.leave(first)
+    house.leave(second)
+    house.submit(claim(prompt(10), max_tokens=400))
+    for _ in range(5):
+        house.step()
+    third = house.submit(claim(prompt(2561, seed=2), cache=False))
+    house.step()
+    rest = house.scheduler.rest_s(house.now)
+    assert rest == pytest.approx({third: 2.56 * (256 + 70) / 256}, rel=0.2)
+
+
+def test_the_wait_of_a_queued_turn_grows_with_those_before_it() -> None:
+    house = House(FakeEngine(lanes=2))
+    assert house.scheduler.wait_s(1) == 0.0
+    for i in range(4):
+        house.submit(claim(prompt(10, seed=i)))
+    house.step()
+    waits = [house.scheduler.wait_s(n) for n in range(3)]
+    assert 0 < waits[0] < waits[1] < waits[2]
+
+
+def test_a_pause_of_the_client_is_no_slowness_of_the_lane() -> None:
+    house = House(FakeEngine(eos_every=0), tick=0.01)
+    turn_id = house.submit(claim(prompt(10), max_tokens=30))
+    while len(house.heard[turn_id].tokens) < 5:
+        house.step()
+    turn = house.scheduler.turns[turn_id]
+    assert turn.gap_s == pytest.approx(0.02)
+    assert turn.tokens_per_s(house.now) == pytest.approx(50.0)
+    house.scheduler.on_pause(turn_id, 1, house.now)
+    assert turn.tokens_per_s(house.now) is None
+    house.now += 50.0
+    house.scheduler.on_resume(turn_id)
+    house.step()
+    assert turn.gap_s is None
+    house.step()
+    assert turn.gap_s == pytest.approx(0.02)
+
+
+def test_a_chunk_knows_whether_it_is_computed_again_and_whether_others_wait_for_it() -> None:
+    house = House(FakeEngine(eos_every=0))
+    ids = prompt(1200)
+    house.ask(claim(ids, starts=(0, 400)))
+    talker = house.submit(claim(prompt(5, seed=9), max_tokens=200))
+    while not house.heard[talker].tokens:
+        house.step()
+    n = len(house.plans)
+    house.ask(claim(prompt(1200, seed=1, head=ids[:700]), starts=(0, 400)))  # resumes at 384
+    chunks = [plan.work for plan in house.plans[n:] if isinstance(plan.work, Chunk)]
+    assert [chunk.replay for chunk in chunks] == [True, True, False, False]
+    assert all(chunk.stalls for chunk in chunks)
+    assert not any(p.work.stalls for p in house.plans[:4] if isinstance(p.work, Chunk))
+
+
 # Everything at once
 
 
@@ -710,7 +861,8 @@ def test_nothing_is_planned_while_a_plan_is_under_way() -> None:
 def test_whatever_happens_tokens_are_those_of_the_prefix_and_every_ticket_ends_once(
     seed: int,
 ) -> None:
-    """Joins, follow-ups, branches, leaves, pauses, cancelled chunks, failing lanes, little memory.
+    """Joins, follow-ups, branches, leaves, pauses, cancelled chunks, failing lanes, little memory,
+    turns whose time is up, and an operator who closes sessions and changes the rules.
 
     `House.check` looks at the books after every step, the fake engine at every move.
     """
@@ -729,6 +881,7 @@ def test_whatever_happens_tokens_are_those_of_the_prefix_and_every_ticket_ends_o
     house = House(
         engine, rules=Rules(queue_total=6, frontiers_per_session=rng.randint(3, 8), send_stall_s=3)
     )
+    impatient = rng.random() < 0.5  # turns run out of time
     history: list[list[int]] = [[]]
     claims: dict[int, Claim] = {}
     paused: set[int] = set()
@@ -776,6 +929,23 @@ def test_whatever_happens_tokens_are_those_of_the_prefix_and_every_ticket_ends_o
             house.scheduler.on_pause(turn, len(house.heard[turn].tokens), house.now)
         elif action < 0.55 and paused:
             house.scheduler.on_resume(paused.pop())
+        elif action < 0.6 and house.scheduler.sessions:
+            session = rng.choice(list(house.scheduler.sessions))
+            house.close(session) if rng.random() < 0.5 else house.scheduler.on_close(session)
+        elif action < 0.65:
+            house.scheduler.lanes_max = rng.randint(1, lanes)
+        elif action < 0.7:
+            house.scheduler.chunk = rng.choice([128, 256])
+            house.scheduler.rules = replace(
+                house.scheduler.rules,
+                queue_total=rng.randint(1, 6),
+                stall_target_s=rng.choice([0.0, 0.1, 2.0]),
+                prefill_share=rng.choice([0.1, 0.8, 1.0]),
+                queue_deadline_s=rng.choice([1.0, 10.0, 1e9]) if impatient else 1e9,
+                request_max_s=rng.choice([2.0, 20.0, 1e9]) if impatient else 1e9,
+            )
+        elif action < 0.75 and impatient:
+            house.now += rng.choice([0.5, 5.0])
         for _ in range(rng.randint(0, 12)):
             if rng.random() < 0.05:
                 house.cancel.set()
@@ -788,6 +958,12 @@ def test_whatever_happens_tokens_are_those_of_the_prefix_and_every_ticket_ends_o
         house.scheduler.on_resume(turn)
     house.run()
 
+    closed = rng.sample(list(house.scheduler.sessions), len(house.scheduler.sessions) // 2)
+    for session in closed:
+        house.scheduler.on_close(session)
+    house.run()
+    assert house.scheduler.sessions.keys().isdisjoint(closed)
+
     assert engine.lanes_seated == set()
     assert not house.scheduler.turns
     for turn, made in claims.items():
@@ -797,4 +973,6 @@ def test_whatever_happens_tokens_are_those_of_the_prefix_and_every_ticket_ends_o
         assert heard.tokens == whole[: len(heard.tokens)]
         if isinstance(heard.end, Done):
             assert heard.tokens == whole
+        if isinstance(heard.end, Failed) and isinstance(heard.end.error, Refused):
+            assert heard.end.error.code in ("slow_client", "queue_timeout", "timeout")
         assert heard.end is not None or turn in house.left

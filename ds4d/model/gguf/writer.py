@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ds4d.files import written_whole
 from ds4d.model.gguf.container import ALIGNMENT, layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from io import BufferedWriter
+    import os
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ds4d.model.gguf.container import Typed
     from ds4d.model.quants import Quant, Tensor
@@ -37,7 +36,7 @@ def write(
         tensors = list(tensors)
         table = [(t.name, t.quant, t.shape) for t in tensors]
     header, placed, n_bytes = layout(metadata, table, alignment)
-    with _beside(Path(path)) as out:
+    with written_whole(Path(path)) as out:
         out.write(header)
         for tensor, place in zip(tensors, placed, strict=True):
             if (tensor.name, tensor.quant, tensor.shape) != (place.name, place.quant, place.shape):
@@ -61,25 +60,6 @@ def write_header(
     """A file of full length whose tensors are holes: it costs the header's bytes of disk and reads
     as zeros. For measuring what opening costs, and admission, without weights."""
     header, _, n_bytes = layout(metadata, table, alignment)
-    with _beside(Path(path)) as out:
+    with written_whole(Path(path)) as out:
         out.write(header)
         out.truncate(n_bytes)
-
-
-@contextmanager
-def _beside(path: Path) -> Iterator[BufferedWriter]:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("xb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)  # the rename itself
-    finally:
-        os.close(directory)

@@ -1,0 +1,1 @@
+"""`ds4ctl`: a thin client of the control socket."""
