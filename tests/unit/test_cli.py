@@ -234,7 +234,8 @@ def test_a_configuration_that_cannot_be_seen_is_not_taken_for_none(capsys, home)
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who may not")
 def test_a_configuration_that_may_not_be_read_is_not_taken_for_none():
     code = (
-        "import os, sys, getpass; from ds4d import cli; import ds4d.model.install.verbs\n"
+        # What it needs later is imported now: the interpreter itself may lie where only root looks.
+        "import os, sys, getpass, locale; from ds4d import cli; import ds4d.model.install.verbs\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "os.environ['CONFIGURATION_DIRECTORY'] = sys.argv[1]\n"
         "sys.exit(cli.main(['config', 'check']))"
