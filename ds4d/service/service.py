@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BEAT_S = 0.25  # between two looks at the loop's own lag and at the state
+BEAT_S = 0.5  # between two looks at the loop's own lag and at the state
 LAG_MAX_S = 5.0  # beyond it the loop hangs, and systemd hears nothing from us
 PROGRESS_S = 1.0  # between two reports of a drain
 LOADING_LOG_S = 2.0  # between two lines about loading
