@@ -354,16 +354,12 @@ class Service:
         self._moved()
         told: tuple[int, int] | None = None
         while (view := self._drain_view()) is not None:
-            n_running, n_queued, left_s = view.n_running, view.n_queued, view.left_s
-            report(f"{n_running} running, {n_queued} queued, {left_s:.0f} s left", None)
-            if told != (told := (n_running, n_queued)):
-                emit(
-                    log,
-                    "drain.progress",
-                    running=n_running,
-                    queued=n_queued,
-                    left_s=round(left_s, 1),
-                )
+            n_open, left_s = (view.n_running, view.n_queued), view.left_s
+            report(f"{n_open[0]} running, {n_open[1]} queued, {left_s:.0f} s left", None)
+            if n_open != told:
+                running, queued = told = n_open
+                left = round(left_s, 1)
+                emit(log, "drain.progress", running=running, queued=queued, left_s=left)
             await anyio.sleep(PROGRESS_S)
 
     def undrain(self) -> None:
