@@ -5,6 +5,8 @@ Parameters carry the names of the GGUF tensors. Every function works on one batc
 masks are cheap and a dialogue sees what it would see alone. Roundings of spec/numerics.md 1 and 2
 are simulated with the gradient passed straight through. The experts are computed all, as one wide
 feed-forward whose middle is multiplied by the router's weights: at this size that is the fast way.
+What torch's compiler does badly is written by hand: attention and indexer in kernels.py, the
+hyper-connections in sinkhorn.py.
 """
 
 from __future__ import annotations
@@ -17,21 +19,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ds4d.model.synth import geometry
-from ops.tiny.sinkhorn import sinkhorn
+from ops.tiny.kernels import BLOCK, Index, attend, spans
+from ops.tiny.sinkhorn import end, mix, sinkhorn, step
 
 if TYPE_CHECKING:
     from ds4d.model.geometry import Geometry
 
-BLOCK = 128  # = window = largest ratio
 TINY = geometry("tiny")
 Params = dict[str, Tensor]
 
 
 class Precision:
-    """How products are computed: bf16 with simulated roundings, or exact in f32 for comparison."""
+    """How products are computed: in bf16 or f32; whether activations that enter a product are
+    rounded to int8 blocks, and rows of the caches to e4m3 and FP4."""
 
-    def __init__(self, dtype: torch.dtype = torch.bfloat16, rounded: bool = True) -> None:
-        self.dtype, self.rounded = dtype, rounded
+    def __init__(
+        self, dtype: torch.dtype = torch.bfloat16, activations: bool = True, rows: bool = True
+    ) -> None:
+        self.dtype, self.activations, self.rows = dtype, activations, rows
 
 
 # --- small parts ---------------------------------------------------------------------------------
@@ -49,7 +54,7 @@ def straight(x: Tensor, y: Tensor) -> Tensor:
 
 def int8_blocks(x: Tensor, p: Precision) -> Tensor:
     """Activations entering a Q8_0 product, blocks of 32 (spec/numerics.md 1)."""
-    if not p.rounded:
+    if not p.activations:
         return x.to(p.dtype)
     b = x.detach().unflatten(-1, (-1, 32))
     d = (b.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-20)
@@ -68,14 +73,14 @@ def _power_of_two_above(x: Tensor) -> Tensor:
 
 def e4m3_row(x: Tensor, nope: int, p: Precision) -> Tensor:
     """Raw and compressed rows: the unrotated channels in blocks of 64 (spec/model.md 4.11a)."""
-    if not p.rounded:
+    if not p.rows:
         return x
     b = x.detach()[..., :nope].unflatten(-1, (-1, 64))
     scale = _power_of_two_above(b.abs().amax(-1, keepdim=True).clamp_min(1e-4) / 448)
     v = b / scale
     step = torch.exp2(torch.floor(torch.log2(v.abs().clamp_min(2.0**-6))) - 3)
     y = (torch.round(v / step) * step * scale).flatten(-2)
-    return torch.cat([straight(x[..., :nope], y), x[..., nope:]], -1)
+    return x + F.pad(y - x.detach()[..., :nope], (0, x.shape[-1] - nope))
 
 
 def hadamard(n: int) -> Tensor:
@@ -87,7 +92,7 @@ def hadamard(n: int) -> Tensor:
 
 def fp4_row(x: Tensor, h: Tensor, p: Precision) -> Tensor:
     """Indexer rows and queries: Hadamard, then FP4 in blocks of 32 (spec/model.md 4.11b)."""
-    if not p.rounded:
+    if not p.rows:
         return x
     x = F.linear(x, h)
     b = x.detach().unflatten(-1, (-1, 32))
@@ -99,188 +104,116 @@ def fp4_row(x: Tensor, h: Tensor, p: Precision) -> Tensor:
     return straight(x, y)
 
 
-def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the trailing pairs of x [..., T, heads?, d]; cos and sin [T, (1,) pairs]."""
-    pairs = cos.shape[-1]
-    fixed, turned = x[..., : -2 * pairs], x[..., -2 * pairs :].unflatten(-1, (pairs, 2))
-    u, v = turned[..., 0], turned[..., 1]
-    y = torch.stack([u * cos - v * sin, u * sin + v * cos], -1).flatten(-2)
-    return torch.cat([fixed, y], -1)
+def turned(cos: Tensor, sin: Tensor, d: int) -> Tensor:
+    """Tables [2, T, d] for `rope` of cosines and sines [T, pairs]: 1 and 0 where nothing turns."""
+    turn = torch.stack([cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)])
+    fixed = torch.tensor([1.0, 0.0])[:, None, None].expand(2, turn.shape[1], d - turn.shape[2])
+    return torch.cat([fixed, turn], -1)
+
+
+def rope(x: Tensor, turn: Tensor, back: bool = False) -> Tensor:
+    """Turn the trailing pairs of x [B, T, heads?, d] by the angles of turn [2, T, d], or back. No
+    part of x is cut out or put together again, so that the compiler keeps it in one loop."""
+    cos, sin = (turn[0], turn[1]) if x.dim() == 3 else (turn[0, :, None], turn[1, :, None])
+    other = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return x * cos - other * sin if back else x * cos + other * sin
 
 
 # --- hyper-connections ---------------------------------------------------------------------------
 
 
-def hyper_pre(p: Params, site: str, X: Tensor, g: Geometry) -> tuple[Tensor, Tensor, Tensor]:
-    """Sublayer input [B, T, D], post [B, T, S], M [B, T, S, S] of the streams X [B, T, S, D]."""
+State = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Streams X [B, T, S, D] and what enters them next: y [B, T, D], post [B, T, S], M [B, T, S, S]:
+X'[k] = post_k y + sum_j M[j, k] X[j]."""
+
+
+def hyper(p: Params, site: str, state: State, g: Geometry) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The new streams X', the sublayer's normalised input [B, T, D], and post and M for what the
+    sublayer will give."""
     S = g.streams
     scale, base = p[f"hc_{site}_scale.weight"], p[f"hc_{site}_base.weight"]
-    flat = X.flatten(-2)
-    z = F.linear(flat, p[f"hc_{site}_fn.weight"])
-    z = z * torch.rsqrt(flat.square().mean(-1, keepdim=True) + g.rms_eps)
-    pre = torch.sigmoid(z[..., :S] * scale[0] + base[:S]) + g.hyper_eps
+    X, h, z = step(
+        *state, p[f"hc_{site}_fn.weight"], scale[:1], base[:S], p[f"{site}_norm.weight"],
+        g.rms_eps, g.hyper_eps,
+    )  # fmt: skip
     post = 2 * torch.sigmoid(z[..., S : 2 * S] * scale[1] + base[S : 2 * S])
     comb = z[..., 2 * S :] * scale[2] + base[2 * S :]
     M = sinkhorn(comb.reshape(-1, S, S), g.sinkhorn_iterations).view(*X.shape[:2], S, S)
-    return _mix(X, pre), post, M
-
-
-def _mix(X: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sum of the streams, written out: [B, T, D]."""
-    out = X[..., 0, :] * weights[..., 0, None]
-    for j in range(1, X.shape[-2]):
-        out = out + X[..., j, :] * weights[..., j, None]
-    return out
-
-
-def hyper_post(X: Tensor, y: Tensor, post: Tensor, M: Tensor) -> Tensor:
-    """X'[k] = post_k y + sum_j M[j, k] X[j]."""
-    return torch.stack(
-        [post[..., k, None] * y + _mix(X, M[..., k]) for k in range(X.shape[-2])], -2
-    )
+    return X, h, post, M
 
 
 # --- attention -----------------------------------------------------------------------------------
 
 
-def compressed_rows(
-    p: Params, name: str, h: Tensor, ratio: int, first: Tensor, q: Precision
-) -> Tensor:
-    """Pooled, normalised rows [B, T / ratio, d], before RoPE. `first` [B, T / 128]: whether a block
-    opens a dialogue, so that its first window has none before it."""
+def compressed_rows(p: Params, name: str, h: Tensor, ratio: int, opens: Tensor) -> Tensor:
+    """Pooled, normalised rows [B, T / ratio, d] of h in the type of products, before RoPE.
+    opens [B, T / 128]: whether a block opens a dialogue, so that its first window has none before
+    it."""
     B, T, _ = h.shape
-    hb = h.to(q.dtype)
-    u = F.linear(hb, p[name + "kv.weight"].to(q.dtype)).float().view(B, T // ratio, ratio, -1)
-    gate = F.linear(hb, p[name + "gate.weight"].to(q.dtype)).float().view(B, T // ratio, ratio, -1)
+    w = torch.cat([p[name + "kv.weight"], p[name + "gate.weight"]]).to(h.dtype)
+    u, gate = F.linear(h, w).float().view(B, T // ratio, ratio, -1).chunk(2, -1)
     gate = gate + p[name + "ape.weight"]
-    if ratio == 4:
-        d = u.shape[-1] // 2
-        alone = torch.zeros(B, T // BLOCK, BLOCK // ratio, dtype=torch.bool, device=h.device)
-        alone = torch.cat([first[..., None], alone[..., 1:]], -1).view(B, T // ratio, 1, 1)
-        u_before = torch.cat([torch.zeros_like(u[:, :1, :, :d]), u[:, :-1, :, :d]], 1)
-        g_before = torch.cat([torch.zeros_like(gate[:, :1, :, :d]), gate[:, :-1, :, :d]], 1)
-        g_before = torch.where(alone, -1e30, g_before)
-        u = torch.cat([u_before, u[..., d:]], 2)
-        gate = torch.cat([g_before, gate[..., d:]], 2)
-    row = (torch.softmax(gate, 2) * u).sum(2)
-    return rms(row, p[name + "norm.weight"])
+    if ratio == BLOCK:
+        row = (torch.softmax(gate, 2) * u).sum(2)
+        return rms(row, p[name + "norm.weight"])
+    # A row pools its own window by one half of the channels and the window before by the other.
+    alone = torch.arange(T // ratio, device=h.device) % (BLOCK // ratio) == 0
+    alone = (alone & opens.repeat_interleave(BLOCK // ratio, 1))[:, :, None]
+    (u_before, u), (g_before, gate) = u.chunk(2, -1), gate.chunk(2, -1)
+    top = torch.maximum(
+        g_before.detach().amax(2).roll(1, 1).masked_fill(alone, -1e30), gate.detach().amax(2)
+    )
+    before = torch.exp(g_before.roll(1, 1) - top[:, :, None]).masked_fill(alone[:, :, None], 0.0)
+    own = torch.exp(gate - top[:, :, None])
+    row = (before * u_before.roll(1, 1)).sum(2) + (own * u).sum(2)
+    return rms(row / (before.sum(2) + own.sum(2)), p[name + "norm.weight"])
 
 
-def index_scores(
-    p: Params,
-    h: Tensor,
-    qr: Tensor,
-    ratio_first: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    had: Tensor,
-    q: Precision,
+def index_inputs(
+    p: Params, h: Tensor, qr: Tensor, opens: Tensor, turn: Tensor, had: Tensor, q: Precision,
     g: Geometry,
-) -> Tensor:
-    """Scores [B, T, T / 4] of the indexer, unmasked. Takes no gradient into the model."""
+) -> Index:  # fmt: skip
+    """The indexer's queries, keys and weights. Takes no gradient into the model."""
     h, qr = h.detach(), qr.detach()
-    B, T, _ = h.shape
-    rows = compressed_rows(p, "indexer_compressor_", h, 4, ratio_first, q)
-    rows = fp4_row(rope(rows, cos[::4], sin[::4]), had, q)
-    qi = F.linear(qr.to(q.dtype), p["indexer.attn_q_b.weight"].to(q.dtype)).float()
-    qi = rope(qi.view(B, T, g.index_heads, g.index_dim), cos[:, None], sin[:, None])
-    qi = fp4_row(qi, had, q)
-    w = F.linear(h.to(q.dtype), p["indexer.proj.weight"].to(q.dtype)).float()
-    w = w * (g.index_heads * g.index_dim) ** -0.5
-    dots = qi.flatten(1, 2).to(q.dtype) @ rows.to(q.dtype).transpose(1, 2)
-    dots = dots.view(B, T, g.index_heads, -1)
-    return (torch.relu(dots).float() * w[..., None]).sum(2)
+    turn = turn[..., -g.index_dim :]
+    keys = compressed_rows(p, "indexer_compressor_", h, 4, opens)
+    keys = fp4_row(rope(keys, turn[:, ::4]), had, q).to(q.dtype)
+    qi = product(qr.to(q.dtype), p["indexer.attn_q_b.weight"], q).float()
+    qi = fp4_row(rope(qi.unflatten(-1, (g.index_heads, -1)), turn), had, q).to(q.dtype)
+    w = product(h, p["indexer.proj.weight"], q).float()
+    return qi, keys, w * (g.index_heads * g.index_dim) ** -0.5
 
 
 def attention(
-    p: Params,
-    h: Tensor,
-    owner: Tensor,
-    tables: Tensor,
-    had: Tensor,
-    dense: Tensor,
-    ratio: int,
-    q: Precision,
-    g: Geometry,
-) -> tuple[Tensor, Tensor]:
-    """Output [B, T, D] and the indexer's alignment loss (0 without one).
+    p: Params, h: Tensor, spans: Tensor, turn: Tensor, had: Tensor, dense: Tensor, ratio: int,
+    q: Precision, g: Geometry,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Output [B, T, D] in the type of products and the indexer's alignment loss (0 without one).
 
-    owner [B, T / 128]; tables [2, T, pairs] cos and sin of this kind of layer; dense [] bool:
+    spans [2, B, T / 128] of `kernels.spans`; turn [2, T, d] of this kind of layer; dense [] bool:
     attend to all compressed rows instead of the selected ones."""
     B, T, _ = h.shape
-    n, H, d = T // BLOCK, g.n_heads, g.head_dim
-    cos, sin = tables[0], tables[1]
     h8 = int8_blocks(h, q)
     qr = rms(product(h8, p["attn_q_a.weight"], q).float(), p["attn_q_a_norm.weight"])
-    qh = product(int8_blocks(qr, q), p["attn_q_b.weight"], q).float().view(B, T, H, d)
-    qh = rope(rms(qh), cos[:, None], sin[:, None]).to(q.dtype)
+    qh = product(int8_blocks(qr, q), p["attn_q_b.weight"], q).float()
+    qh = rope(rms(qh.view(B, T, g.n_heads, g.head_dim)), turn).to(q.dtype)
     kv = rms(product(h8, p["attn_kv.weight"], q).float(), p["attn_kv_a_norm.weight"])
-    kv = e4m3_row(rope(kv, cos, sin), g.nope_dim, q).to(q.dtype)
-
-    # Raw rows: a block sees itself and, if it is the same dialogue, the block before it.
-    scale = d**-0.5
-    blocks = kv.view(B, n, BLOCK, d)
-    before = torch.cat([torch.zeros_like(blocks[:, :1]), blocks[:, :-1]], 1)
-    raw = torch.cat([before, blocks], 2)  # [B, n, 256, d]
-    first = torch.cat(
-        [torch.ones_like(owner[:, :1], dtype=torch.bool), owner[:, 1:] != owner[:, :-1]], 1
-    )
-    t = torch.arange(BLOCK, device=h.device)[:, None]
-    j = torch.arange(2 * BLOCK, device=h.device)[None]
-    band = (j > t) & (j <= t + BLOCK)
-    seen = band & ((j >= BLOCK) | ~first[:, :, None, None])  # [B, n, 128, 256]
-    qb = qh.view(B, n, BLOCK * H, d)
-    l_raw = (qb @ raw.transpose(2, 3)).float().view(B, n, BLOCK, H, 2 * BLOCK) * scale
-    l_raw = torch.where(seen[:, :, :, None], l_raw, -1e30)
-    sinks = p["attn_sinks.weight"][:, None]
-    top = torch.maximum(l_raw.amax(-1, keepdim=True), sinks).detach()
-    loss = torch.zeros((), device=h.device)
-
-    if ratio == 0:
-        e_raw = torch.exp(l_raw - top)
-        total = e_raw.sum(-1, keepdim=True) + torch.exp(sinks - top)
-        o = e_raw.to(q.dtype).flatten(2, 3) @ raw
-    else:
-        rows = compressed_rows(p, "attn_compressor_", h, ratio, first, q)
-        rows = e4m3_row(rope(rows, cos[::ratio], sin[::ratio]), g.nope_dim, q).to(q.dtype)
-        S = T // ratio
-        ends = torch.arange(1, S + 1, device=h.device) * ratio - 1
-        same = owner[:, :, None] == owner.repeat_interleave(BLOCK // ratio, 1)[:, None]  # [B, n, S]
-        now = torch.arange(T, device=h.device).view(n, BLOCK)
-        visible = (ends <= now[..., None]) & same[:, :, None]  # [B, n, 128, S]
-        l_rows = (qh.reshape(B, T * H, d) @ rows.transpose(1, 2)).float().view(
-            B, n, BLOCK, H, S
-        ) * scale
-        l_rows = torch.where(visible[:, :, :, None], l_rows, -1e30)
-        top = torch.maximum(top, l_rows.amax(-1, keepdim=True)).detach()
-        e_raw, e_rows = torch.exp(l_raw - top), torch.exp(l_rows - top)
-        total = e_raw.sum(-1, keepdim=True) + torch.exp(sinks - top)
+    kv = e4m3_row(rope(kv, turn), g.nope_dim, q).to(q.dtype)
+    rows = index = None
+    if ratio:
+        opens = spans[0] == torch.arange(0, T, BLOCK, device=h.device)
+        hb = h.to(q.dtype)
+        rows = compressed_rows(p, "attn_compressor_", hb, ratio, opens)
+        rows = e4m3_row(rope(rows, turn[:, ::ratio]), g.nope_dim, q).to(q.dtype)
         if ratio == 4:
-            scores = index_scores(p, h, qr, first, cos, sin, had, q, g).view(B, n, BLOCK, S)
-            scores = torch.where(visible, scores, -1e30)
-            share = e_rows / (total + e_rows.sum(-1, keepdim=True))
-            target = share.detach().sum(3)
-            mass = target.sum(-1, keepdim=True)
-            log_p = torch.log_softmax(scores, -1)
-            gap = target * (
-                torch.log(target.clamp_min(1e-20)) - torch.log(mass.clamp_min(1e-20)) - log_p
-            )
-            # Weighted by how much the layer looks there at all (mass is at most H).
-            loss = torch.where(visible, gap, 0.0).sum() / (B * T)
-            if S > g.index_top_k:
-                least = scores.detach().topk(g.index_top_k, -1).values[..., -1:]
-                chosen = (scores >= least) | dense
-                e_rows = torch.where(chosen[:, :, :, None], e_rows, 0.0)
-        total = total + e_rows.sum(-1, keepdim=True)
-        o = e_raw.to(q.dtype).flatten(2, 3) @ raw
-        o = o + (e_rows.to(q.dtype).view(B, T * H, S) @ rows).view(o.shape)
-
-    o = o.float().view(B, T, H, d) / total.view(B, T, H, 1)
-    o = rope(o, cos[:, None], -sin[:, None])
-    o8 = int8_blocks(o.view(B, T, g.out_groups, -1), q)
+            index = index_inputs(p, hb, qr, opens, turn, had, q, g)
+    o, loss = attend(
+        qh, kv, rows, p["attn_sinks.weight"], spans, ratio, index, g.index_top_k, dense
+    )
+    o8 = int8_blocks(rope(o.float(), turn, back=True).view(B * T, g.out_groups, -1), q)
     w = p["attn_output_a.weight"].view(g.out_groups, g.out_rank, -1).to(q.dtype)
-    low = torch.cat([F.linear(o8[:, :, i], w[i]) for i in range(g.out_groups)], -1).float()
-    return product(int8_blocks(low, q), p["attn_output_b.weight"], q).float(), loss
+    low = torch.bmm(o8.transpose(0, 1), w.mT).transpose(0, 1).float().reshape(B, T, -1)
+    return product(int8_blocks(low, q), p["attn_output_b.weight"], q), loss
 
 
 # --- experts -------------------------------------------------------------------------------------
@@ -289,8 +222,8 @@ def attention(
 def experts(
     p: Params, h: Tensor, table: Tensor | None, q: Precision, g: Geometry
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, T, D] and the share of tokens of each expert [E]. `table` [B, T, E]: the chosen
-    experts of a hash layer; None: the largest biased scores."""
+    """Output [B, T, D] in the type of products and the share of tokens of each expert [E].
+    `table` [B, T, E]: the chosen experts of a hash layer; None: the largest biased scores."""
     s = torch.sqrt(F.softplus(F.linear(h, p["ffn_gate_inp.weight"])) + 1e-12)
     if table is None:
         biased = s.detach() + p["exp_probs_b.bias"]
@@ -300,35 +233,34 @@ def experts(
     w = g.expert_scale * w / w.sum(-1, keepdim=True).clamp_min(2.0**-14)
     w = F.pad(w, (0, 1), value=1.0)  # the shared expert
     width, inner = g.width, g.expert_width
-    gate = torch.cat([p["ffn_gate_exps.weight"].view(-1, width), p["ffn_gate_shexp.weight"]])
-    up = torch.cat([p["ffn_up_exps.weight"].view(-1, width), p["ffn_up_shexp.weight"]])
+    wide = torch.cat(
+        [p["ffn_gate_exps.weight"].view(-1, width), p["ffn_gate_shexp.weight"],
+         p["ffn_up_exps.weight"].view(-1, width), p["ffn_up_shexp.weight"]]
+    )  # fmt: skip
     down = torch.cat(
         [p["ffn_down_exps.weight"].permute(1, 0, 2).reshape(width, -1), p["ffn_down_shexp.weight"]],
         1,
     )
-    h8 = int8_blocks(h, q)
     clamp = g.expert_clamp[0]
-    a = product(h8, gate, q).float().clamp(max=clamp)
-    b = product(h8, up, q).float().clamp(-clamp, clamp)
-    mid = (F.silu(a) * b).unflatten(-1, (-1, inner)) * w[..., None]
-    y = product(int8_blocks(mid.flatten(-2), q), down, q).float()
-    return y, table.mean((0, 1))
+    a, b = product(int8_blocks(h, q), wide, q).float().chunk(2, -1)
+    mid = F.silu(a.clamp(max=clamp)) * b.clamp(-clamp, clamp)
+    mid = (mid.unflatten(-1, (-1, inner)) * w[..., None]).flatten(-2)
+    return product(int8_blocks(mid, q), down, q), table.mean((0, 1))
 
 
 # --- the whole -----------------------------------------------------------------------------------
 
 
 def layer(
-    p: Params, X: Tensor, table: Tensor | None, owner: Tensor, tables: Tensor, had: Tensor,
+    p: Params, state: State, table: Tensor | None, spans: Tensor, turn: Tensor, had: Tensor,
     dense: Tensor, ratio: int, q: Precision, g: Geometry,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Streams behind one layer, its alignment loss, the load of its experts."""
-    x, post, M = hyper_pre(p, "attn", X, g)
-    y, loss = attention(p, rms(x, p["attn_norm.weight"]), owner, tables, had, dense, ratio, q, g)
-    X = hyper_post(X, y, post, M)
-    x, post, M = hyper_pre(p, "ffn", X, g)
-    y, load = experts(p, rms(x, p["ffn_norm.weight"]), table, q, g)
-    return hyper_post(X, y, post, M), loss, load
+) -> tuple[State, Tensor, Tensor]:  # fmt: skip
+    """The state behind one layer, its alignment loss, the load of its experts."""
+    X, h, post, M = hyper(p, "attn", state, g)
+    y, loss = attention(p, h, spans, turn, had, dense, ratio, q, g)
+    X, h, post, M = hyper(p, "ffn", (X, y, post, M), g)
+    y, load = experts(p, h, table, q, g)
+    return (X, y, post, M), loss, load
 
 
 def head(p: Params, X: Tensor, q: Precision, g: Geometry) -> Tensor:
@@ -338,7 +270,7 @@ def head(p: Params, X: Tensor, q: Precision, g: Geometry) -> Tensor:
         flat.square().mean(-1, keepdim=True) + g.rms_eps
     )
     pre = torch.sigmoid(z * p["output_hc_scale.weight"] + p["output_hc_base.weight"]) + g.hyper_eps
-    x = rms(_mix(X, pre), p["output_norm.weight"])
+    x = rms(mix(X, pre), p["output_norm.weight"])
     return product(int8_blocks(x, q), p["output.weight"], q)
 
 
@@ -369,13 +301,13 @@ class Tiny(nn.Module):
             else:
                 self.register_parameter(name.replace(".", "/"), nn.Parameter(value))
         self.register_buffer("had", hadamard(g.index_dim))
-        pairs = g.rope_dim // 2
         angles = (
             torch.arange(g.context, dtype=torch.float32)[:, None]
             * torch.tensor(g.frequencies)[:, None]
         )
-        tables = torch.stack([angles.double().cos(), angles.double().sin()], 1).float()
-        self.register_buffer("tables", tables.view(2, 2, g.context, pairs))
+        cos, sin = angles.double().cos().float(), angles.double().sin().float()
+        kinds = [turned(c, s, g.head_dim) for c, s in zip(cos, sin, strict=True)]
+        self.register_buffer("turns", torch.stack(kinds))
 
     def _shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         from ds4d.model.gguf import expected_tensors
@@ -402,25 +334,29 @@ class Tiny(nn.Module):
 
     def streams(self, ids: Tensor, owner: Tensor, dense: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Final streams [B, T, S, D], alignment loss, loads [L, E] of ids [B, T]."""
-        g, T = self.g, ids.shape[1]
+        g, (B, T) = self.g, ids.shape
         e = F.embedding(ids, self.tensor("token_embd.weight"))
         X = e[:, :, None].expand(-1, -1, g.streams, -1).contiguous()
+        # Nothing enters the first layer's streams. It needs a gradient like what enters the others,
+        # or that layer would be compiled once more.
+        y = X.new_zeros(B, T, g.width, dtype=self.precision.dtype, requires_grad=True)
+        post = X.new_zeros(B, T, g.streams, requires_grad=True)
+        M = torch.eye(g.streams, device=X.device).repeat(B, T, 1, 1).requires_grad_()
+        state, within = (X, y, post, M), spans(owner)
         losses, loads = [], []
         for i, ratio in enumerate(g.ratios):
             p = self.params(f"blk.{i}.")
             table = None
             if g.hashed(i):
                 chosen = p.pop("ffn_gate_tid2eid.weight")[ids].long()
-                table = torch.zeros(*ids.shape, g.n_experts, device=ids.device).scatter_(
-                    -1, chosen, 1.0
-                )
-            tables = self.tables[1 if ratio else 0][:, :T]
-            X, loss, load = self.layer(
-                p, X, table, owner, tables, self.had, dense, ratio, self.precision, g
+                table = torch.zeros(B, T, g.n_experts, device=ids.device).scatter_(-1, chosen, 1.0)
+            turn = self.turns[1 if ratio else 0][:, :T]
+            state, loss, load = self.layer(
+                p, state, table, within, turn, self.had, dense, ratio, self.precision, g
             )
             losses.append(loss)
             loads.append(load)
-        return X, torch.stack(losses).sum(), torch.stack(loads)
+        return end(*state), torch.stack(losses).sum(), torch.stack(loads)
 
     def logits(self, ids: Tensor, owner: Tensor, dense: Tensor) -> Tensor:
         X, _, _ = self.streams(ids, owner, dense)

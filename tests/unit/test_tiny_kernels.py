@@ -1,0 +1,205 @@
+"""The kernels that train ds4-tiny, in Triton's interpreter, against the same in plain torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton declares anything
+torch = pytest.importorskip("torch", reason="torch is for training alone: pip install .[train]")
+pytest.importorskip("triton", reason="the kernels are Triton's")
+
+from triton.runtime import interpreter  # noqa: E402
+
+from ds4d.model.synth import geometry  # noqa: E402
+from ops.tiny import kernels, model, sinkhorn  # noqa: E402
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+pytestmark = pytest.mark.skipif(
+    not sinkhorn._INTERPRETED or os.environ.get("TINY_NO_TRITON", "") != "",
+    reason="the kernels were declared for a GPU, or are off by TINY_NO_TRITON",
+)
+HEADS, DIM = 8, 24  # padded to 32
+INDEX_HEADS, INDEX_DIM = 3, 16
+
+
+@pytest.fixture(autouse=True)
+def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits so low that 384 tokens reach them; few programs, as each is slow here."""
+    tile = replace(kernels.TILES["choose"], tokens=64, keys=64)
+    monkeypatch.setitem(kernels.TILES, "choose", tile)
+    monkeypatch.setattr(sinkhorn, "CHANNELS", 32)
+    monkeypatch.setattr(kernels, "PARTS", {4: 256, 128: 128})
+    monkeypatch.setattr(kernels, "KEY_PART", 128)
+    torch.manual_seed(5)
+
+
+@pytest.fixture(autouse=True)
+def whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6 takes int() of arrays of one number, which numpy 2.4 refuses."""
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: object, scope: interpreter._LangPatchScope) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape).requires_grad_()
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    return ((a - b).norm() / b.norm().clamp_min(1e-9)).item()
+
+
+# A dialogue as long as the row; two, the first no longer than the window.
+OWNERS = torch.tensor([[7, 7, 7], [0, 1, 1]])
+
+
+@pytest.mark.parametrize(("ratio", "top_k"), [(0, 8), (128, 8), (4, 8), (4, 96)])
+def test_attention_and_its_gradients_are_those_of_all_scores_in_memory(
+    ratio: int, top_k: int
+) -> None:
+    B, n = OWNERS.shape
+    T = n * kernels.BLOCK
+    S = T // ratio if ratio else 0
+    q, kv, sinks = normal(B, T, HEADS, DIM), normal(B, T, DIM), normal(HEADS)
+    inputs = {"q": q, "kv": kv, "sinks": sinks}
+    rows = index = None
+    if ratio:
+        inputs["rows"] = rows = normal(B, S, DIM)
+    if ratio == 4:
+        index = normal(B, T, INDEX_HEADS, INDEX_DIM), normal(B, S, INDEX_DIM), None
+        index = (*index[:2], normal(B, T, INDEX_HEADS))
+        inputs |= dict(zip(("qi", "keys", "w"), index, strict=True))
+    spans, dense = kernels.spans(OWNERS), torch.tensor(False)
+    away = torch.randn(B, T, HEADS, DIM)
+    found = []
+    for way in (kernels.reference, kernels.attend):
+        o, loss = way(q, kv, rows, sinks, spans, ratio, index, top_k, dense)
+        grads = torch.autograd.grad((o * away).sum() + 100 * loss, list(inputs.values()))
+        found.append(
+            {"o": o.detach(), "loss": loss.detach()} | dict(zip(inputs, grads, strict=True))
+        )
+    assert (ratio == 4) == (found[0]["loss"] > 0)
+    for name, value in found[0].items():
+        assert apart(found[1][name], value) < 1e-5, name
+
+
+def test_exactly_the_rows_that_score_as_much_as_the_kth_are_chosen() -> None:
+    B, n, top_k = *OWNERS.shape, 24
+    T = n * kernels.BLOCK
+    S = T // 4
+    scores = torch.randn(B, T, S).round(decimals=1) + 0.0  # ties, both signs, no -0
+    spans = kernels.spans(OWNERS)
+    bits = torch.ops.tiny.choose(scores, spans, torch.tensor(False), top_k)
+    chosen = (bits[..., None] >> torch.arange(32) & 1).flatten(-2).bool()
+    first = spans[0].repeat_interleave(kernels.BLOCK, 1)
+    for b in range(B):
+        for t in range(0, T, 7):
+            low, high = int(first[b, t]) // 4, (t + 1) // 4
+            seen = scores[b, t, low:high]
+            least = seen.topk(top_k).values[-1] if len(seen) > top_k else -torch.inf
+            assert torch.equal(chosen[b, t, low:high], seen >= least), (b, t)
+    bits = torch.ops.tiny.choose(scores, spans, torch.tensor(True), top_k)
+    assert (bits[0, -1] == -1).all()  # all in sight, in a dense layer
+
+
+@pytest.mark.parametrize("n_tokens", [64, 70])
+def test_the_step_between_sublayers_and_its_gradients_are_those_of_torch(n_tokens: int) -> None:
+    D = 32
+    inputs = [normal(1, n_tokens, *s) for s in ((4, D), (D,), (4,), (4, 4))]
+    inputs += [normal(24, 4 * D), normal(1), normal(4), normal(D)]
+    found = []
+    for way in (sinkhorn._step_reference, sinkhorn.step):
+        made = way(*inputs, 1e-6, 1e-6)
+        torch.manual_seed(1)
+        loss = sum((m * torch.randn_like(m)).sum() for m in made)
+        found.append([*made, *torch.autograd.grad(loss, inputs)])
+    for i, (want, got) in enumerate(zip(*found, strict=True)):
+        assert apart(got, want) < 1e-5, i
+    found = []
+    for way in (sinkhorn._end_reference, sinkhorn.end):
+        X = way(*inputs[:4])
+        found.append([X, *torch.autograd.grad((X * X.cos()).sum(), inputs[:4])])
+    for i, (want, got) in enumerate(zip(*found, strict=True)):
+        assert apart(got, want) < 1e-5, i
+
+
+def test_the_mixing_matrix_and_its_gradient_are_those_of_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    comb, away = normal(130, 4, 4), torch.randn(130, 4, 4)
+    found = []
+    for is_on in (False, True):
+        monkeypatch.setattr(sinkhorn, "_USE_TRITON", is_on)
+        M = sinkhorn.sinkhorn(comb, 20)
+        found.append((M, *torch.autograd.grad((M * away).sum(), comb)))
+    for want, got in zip(*found, strict=True):
+        assert apart(got, want) < 1e-5
+
+
+SMALL = replace(
+    geometry("micro"), n_layers=2, ratios=(4, 128), n_hash_layers=1, index_heads=4,
+    expert_clamp=(10.0,) * 2, shared_clamp=(10.0,) * 2,
+)  # fmt: skip
+
+
+def tiny() -> model.Tiny:
+    torch.manual_seed(2)
+    precision = model.Precision(torch.float32, activations=False, rows=False)
+    made = model.Tiny(SMALL, precision)
+    with torch.no_grad():
+        for name in made.names():
+            if name.endswith(("sinks.weight", "ape.weight", "fn.weight")):
+                made.tensor(name).add_(0.3 * torch.randn_like(made.tensor(name)))
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler looks
+def test_the_model_compiled_with_kernels_is_the_one_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One graph a layer, of operations whose shapes are known without running them."""
+    made, dense = tiny(), torch.tensor(False)
+    ids = torch.randint(0, made.g.n_vocab, (1, 128))
+    owner, weights = torch.tensor([[3]]), torch.ones(128)
+    found = []
+    for is_on in (False, True):
+        monkeypatch.setattr(sinkhorn, "_USE_TRITON", is_on)
+        if is_on:
+            made.layer = torch.compile(
+                model.layer, dynamic=False, fullgraph=True, backend="aot_eager"
+            )
+        X, align, loads = made.streams(ids, owner, dense)
+        total, _ = made.head_loss(
+            made.params(""), X.flatten(0, 1), ids.flatten(), weights, made.precision, made.g
+        )
+        made.zero_grad()
+        (total + 100 * align).backward()
+        grads = {n: p.grad.clone() for n, p in made.named_parameters() if p.grad is not None}
+        found.append({"X": X.detach(), "align": align.detach(), "loads": loads, **grads})
+    assert len(found[0]) > 60
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        assert apart(found[1][name], value) < 2e-5, name
+
+
+def test_a_dialogue_is_alone_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The streams of a packed dialogue are those it has behind any other."""
+    monkeypatch.setattr(sinkhorn, "_USE_TRITON", False)
+    made, dense = tiny(), torch.tensor(False)
+    ids = torch.randint(0, made.g.n_vocab, (1, 512))
+    with torch.no_grad():
+        X, _, _ = made.streams(ids, torch.tensor([[0, 0, 1, 1]]), dense)
+        ids[:, :256] = 3
+        Y, _, _ = made.streams(ids, torch.tensor([[4, 4, 1, 1]]), dense)
+    assert apart(Y[:, 256:], X[:, 256:]) < 1e-6
+    assert apart(Y[:, :256], X[:, :256]) > 0.1
