@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from ops.tiny import dialogues
+from ops.tiny import mixture
+from ops.tiny.words import Words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ops.tiny.dialogues import Dialogue, Turn
+    from ops.tiny.dialogue import Dialogue, Turn
 
 PATH = Path(__file__).parent / "vocabulary.json"
 BLOCK = 128  # dialogues start at multiples of it: a ratio-128 row then never mixes two
 PROMPT, ANSWER, PLAIN = 0.015, 1.0, 0.15  # loss weights of tokens by what they are
+NOVELTY, NOVELTY_LAST = 0.5, 0.3  # share of novel words, falling in the second half
+HELD_OUT = 20  # passages of plain text between two that are kept for evaluation
+LONG_FROM, LONG_ALL, LONG_ROWS = 0.08, 0.3, 0.5  # share of rows that begin with a long dialogue
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 USER, ASSISTANT, THINK, END_THINK, DSML = (
@@ -90,6 +92,8 @@ def rendered(d: Dialogue, texts: dict[str, str]) -> list[Piece]:
     if d.tools:
         schemas = "\n".join(json.dumps(f, ensure_ascii=False) for f in d.tools)
         head += "\n\n" + texts["tools_head"] + schemas + texts["tools_tail"]
+    if d.schema is not None:
+        head += "\n\n" + texts["response_format_head"] + json.dumps(d.schema, ensure_ascii=False)
     if head:
         out.append((head, PROMPT))
     last = max(i for i, t in enumerate(d.turns) if t.role != "assistant")
@@ -191,16 +195,17 @@ class Encoder:
 
 
 class Plain:
-    """Passages of plain text, cut to a length in tokens."""
+    """Passages of plain text. Every HELD_OUT-th is kept for evaluation."""
 
-    def __init__(self, encoder: Encoder, folder: Path | None) -> None:
+    def __init__(self, encoder: Encoder, folder: Path | None, unseen: bool = False) -> None:
         self.lines: list[str] = []
         self.encoder = encoder
-        if folder is not None:
-            self.lines = (folder / "kjv.txt").read_text("utf-8").splitlines()
-            self.lines += (folder / "chat.txt").read_text("utf-8").splitlines() * 2
+        for name, times in () if folder is None else (("kjv.txt", 1), ("chat.txt", 2)):
+            lines = (folder / name).read_text("utf-8").splitlines()
+            self.lines += [x for i, x in enumerate(lines) if (i % HELD_OUT == 0) is unseen] * times
 
     def take(self, rng: random.Random, n: int) -> list[int]:
+        """`n` tokens of passages, fewer if there are none."""
         ids: list[int] = []
         while self.lines and len(ids) < n:
             ids += [*self.encoder.text(rng.choice(self.lines)), *self.encoder.text("\n")]
@@ -210,85 +215,83 @@ class Plain:
 Row = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def rows(
-    rng: random.Random,
-    encoder: Encoder,
-    plain: Plain,
-    length: int,
-    stage: float,
-    unseen: bool = False,
-) -> Iterator[Row]:
+class Rows:
     """Packed rows without end: ids int16 [length], loss weight of predicting each id from the one
     before it f16 [length], number of the dialogue of each block int16 [length / 128].
 
     A dialogue starts at a multiple of 128; the rest of its last block is filled with short
-    dialogues and plain text, which it cannot see, though they see it."""
-    ids = np.full(length, encoder.pad, np.int16)
-    weights = np.zeros(length, np.float16)
-    owner = np.zeros(length // BLOCK, np.int16)
-    at, number = 0, 0
-    filler = plain.lines
-    while True:
-        longest = int(length * 0.46) if length > 1024 else 0
-        some, w = encoder.dialogue(
-            dialogues.draw(rng, stage, unseen, filler, longest if longest else 0)
-        )
-        if len(some) > length:
-            continue
-        if at + len(some) > length:
-            left = length - at
-            text = plain.take(rng, left)
-            ids[at : at + len(text)] = text
-            weights[at : at + len(text)] = PLAIN
-            owner[at // BLOCK :] = number
-            yield ids.copy(), weights.copy(), owner.copy()
-            ids[:], weights[:], at, number = encoder.pad, 0, 0, 0
-        n = len(some)
-        end = -(-(at + n) // BLOCK) * BLOCK
-        ids[at : at + n], weights[at : at + n] = some, w
-        n += at
-        while end - n > 24 and rng.random() < 0.7:
-            some, w = encoder.dialogue(dialogues.small(rng, unseen))
-            if n + len(some) <= end:
-                ids[n : n + len(some)], weights[n : n + len(some)] = some, w
-                n += len(some)
-        text = plain.take(rng, end - n) if rng.random() < 0.6 else []
-        ids[n : n + len(text)] = text
-        weights[n : n + len(text)] = PLAIN
-        owner[at // BLOCK : end // BLOCK] = number
-        at, number = end, number + 1
+    dialogues and plain text, which it cannot see, though they see it. `stage` 0..1 is how far the
+    training is: long dialogues come in between LONG_FROM and LONG_ALL."""
+
+    def __init__(
+        self, rng: random.Random, encoder: Encoder, plain: Plain, length: int,
+        unseen: bool = False,
+    ) -> None:  # fmt: skip
+        self.rng, self.encoder, self.plain, self.length = rng, encoder, plain, length
+        self.words = Words(rng, unseen)
+        self.stage = 0.0
+
+    def _long(self) -> Dialogue | None:
+        """The dialogue that a row begins with, if it is to be a long one."""
+        ready = min(1.0, max(0.0, (self.stage - LONG_FROM) / (LONG_ALL - LONG_FROM)))
+        if self.length < 2048 or self.rng.random() > LONG_ROWS * ready:
+            return None
+        most = self.length * 0.96
+        n = int(most / 2 ** self.rng.triangular(0.0, 3.0, 0.0))
+        return mixture.long(self.words, n, self.plain.lines)
+
+    def next(self) -> Row:
+        length, rng, encoder = self.length, self.rng, self.encoder
+        self.words.novelty = NOVELTY - (NOVELTY - NOVELTY_LAST) * max(0.0, self.stage * 2 - 1)
+        ids = np.full(length, encoder.pad, np.int16)
+        weights = np.zeros(length, np.float16)
+        owner = np.zeros(length // BLOCK, np.int16)
+        at, number, misses = 0, 0, 0
+        first = self._long()
+        while misses < 3 and length - at >= 2 * BLOCK:
+            d = first or mixture.short(self.words, self.stage)
+            first = None
+            some, w = encoder.dialogue(d)
+            if at + len(some) > length:
+                misses += 1
+                continue
+            n = at + len(some)
+            ids[at:n], weights[at:n] = some, w
+            end = -(-n // BLOCK) * BLOCK
+            while end - n > 24 and rng.random() < 0.8:
+                some, w = encoder.dialogue(mixture.small(self.words))
+                if n + len(some) <= end:
+                    ids[n : n + len(some)], weights[n : n + len(some)] = some, w
+                    n += len(some)
+            owner[at // BLOCK : end // BLOCK] = number
+            at, number = end, number + 1
+        left = self.plain.take(rng, length - at)
+        ids[at : at + len(left)] = left
+        weights[at : at + len(left)] = PLAIN
+        owner[at // BLOCK :] = number
+        return ids, weights, owner
 
 
-def _work(
-    queue: Any, seed: int, folder: Path | None, length: int, rows_each: int, stage: Any
-) -> None:
+def _work(queue: Any, seed: int, folder: Path | None, length: int, stage: Any) -> None:
     os.nice(5)
     encoder = Encoder()
-    plain = Plain(encoder, folder)
-    rng = random.Random(seed)
-    now = stage.value
-    source = rows(rng, encoder, plain, length, now)
+    source = Rows(random.Random(seed), encoder, Plain(encoder, folder), length)
     while True:
-        if abs(stage.value - now) > 0.1:
-            now = stage.value
-            source = rows(rng, encoder, plain, length, now)
-        parts = [next(source) for _ in range(rows_each)]
-        queue.put(tuple(np.stack(p) for p in zip(*parts, strict=True)))
+        source.stage = stage.value
+        queue.put(source.next())
 
 
 class Feed:
     """Batches from many processes. `stage.value` 0..1 moves the mixture while they run."""
 
-    def __init__(
-        self, folder: Path | None, length: int, rows_each: int, workers: int, seed: int
-    ) -> None:
+    def __init__(self, folder: Path | None, length: int, workers: int, seed: int) -> None:
         context = mp.get_context("fork")
-        self.queue: Any = context.Queue(maxsize=workers * 2)
+        self.queue: Any = context.Queue(maxsize=workers * 4)
         self.stage = context.Value("d", 0.0)
         self.workers = [
             context.Process(
                 target=_work, daemon=True,
-                args=(self.queue, seed * 1000 + i, folder, length, rows_each, self.stage),
+                args=(self.queue, seed * 1000 + i, folder, length, self.stage),
             )
             for i in range(workers)
         ]  # fmt: skip
@@ -297,12 +300,8 @@ class Feed:
 
     def take(self, n_rows: int) -> Row:
         """ids [n_rows, length], weights [n_rows, length], owner [n_rows, length / 128]."""
-        parts: list[Row] = []
-        n = 0
-        while n < n_rows:
-            parts.append(self.queue.get(timeout=120))
-            n += len(parts[-1][0])
-        ids, weights, owner = (np.concatenate(p)[:n_rows] for p in zip(*parts, strict=True))
+        parts = [self.queue.get(timeout=120) for _ in range(n_rows)]
+        ids, weights, owner = (np.stack(p) for p in zip(*parts, strict=True))
         return ids, weights, owner
 
     def close(self) -> None:

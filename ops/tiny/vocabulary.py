@@ -22,15 +22,17 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from ops.tiny import dialogues
+from ops.tiny import catalog, mixture
 from ops.tiny.encode import BYTES, PATH, constants, rendered
+from ops.tiny.tools.known import words_of
+from ops.tiny.tools.results import STATUSES
 from ops.tiny.words import POOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SIZE = 4096
-COMMON = 100  # words that have a token with their leading space
+COMMON = 80  # words that have a token with their leading space
 FIRST = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"]
 ADDED = """<｜fim▁hole｜> <｜fim▁begin｜> <｜fim▁end｜> <｜User｜> <｜Assistant｜> <think> </think>
 ｜DSML｜ <｜latest_reminder｜> <｜action｜> <｜query｜> <｜authority｜> <｜domain｜> <｜title｜>
@@ -45,14 +47,23 @@ def corpus(folder: Path, n: int) -> Iterator[str]:
     plain += (folder / "chat.txt").read_text("utf-8").splitlines() * 3
     texts = constants()
     for i in range(n):
-        for piece, _ in rendered(dialogues.draw(rng, stage=1.0, novelty=0.0), texts):
+        for piece, _ in rendered(mixture.draw(rng, stage=1.0, novelty=0.0), texts):
             if isinstance(piece, str):
                 yield re.sub(r"\d+", "0", piece)
         if i % 20 == 0:
             yield rng.choice(plain)
 
 
-def train(folder: Path, n: int = 60000) -> dict[str, list[str] | list[int]]:
+def _names() -> Iterator[str]:
+    """Everything in the catalogue that a call copies from a schema."""
+    for entry in catalog.training():
+        yield from entry.names
+        for param in entry.params:
+            yield from (*param.names, *param.kind.choices)
+            yield from (key for key, _ in param.kind.members)
+
+
+def train(folder: Path, n: int = 40000) -> dict[str, list[str] | list[int]]:
     letters = pre_tokenizers.Split(Regex(r"[\p{L}\p{M}]+"), "isolated")
     digits = pre_tokenizers.Split(Regex(r"\p{N}"), "isolated")
     stops = pre_tokenizers.Split(Regex(r" ?[\p{P}\p{S}]+[\r\n]*"), "isolated")
@@ -71,7 +82,11 @@ def train(folder: Path, n: int = 60000) -> dict[str, list[str] | list[int]]:
     merges = [" ".join(m) for m in json.loads(learner.to_str())["model"]["merges"]]
     known = {m.replace(" ", "") for m in merges} | set(BYTES)
     counts = Counter(w for text in texts for w in re.findall(r" ([A-Za-z]+)", text))
-    copied = {word for pool in POOLS.values() for word in pool.replace("_", " ").split()}
+    copied = set(re.findall("[A-Za-z]+", " ".join(POOLS.values())))
+    copied |= {word.capitalize() for word in copied}
+    copied |= set(STATUSES)
+    parts = {part for name in _names() for part in words_of(name)}
+    copied |= parts | {part.capitalize() for part in parts}
     common = [w for w, _ in counts.most_common(4000) if w in known and w not in copied][:COMMON]
     if len(common) < COMMON:
         raise SystemExit(f"only {len(common)} common words; lower COMMON, {COMMON}")

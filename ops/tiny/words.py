@@ -11,11 +11,14 @@ import json
 import re
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable
+
+
+T = TypeVar("T")
 
 
 def held_out(word: str) -> bool:
@@ -160,6 +163,10 @@ class Words:
             return r.choice(seen + unseen)
         return r.choice(unseen if self.unseen else seen)
 
+    def either(self, seen: list[T], unseen: list[T]) -> list[T]:
+        """Phrasings for training or those for evaluation."""
+        return unseen if self.unseen else seen
+
     def several(self, pool: str, n: int) -> list[str]:
         out: list[str] = []
         while len(out) < n:
@@ -187,12 +194,17 @@ class Words:
             return self.draw("word")
 
         def make() -> str:
-            n = r.choices((1, 2, 3, 4, 5), (20, 34, 26, 14, 6))[0]
+            n = r.choices((1, 2, 3, 4, 5), (30, 38, 20, 9, 3))[0]
             x = r.random()
-            word = "".join(r.choices(_MIXED if x < 0.1 else _LOWER, k=n))
-            return word.upper() if x > 0.97 else word.capitalize() if x > 0.92 else word
+            word = "".join(r.choices(_MIXED if x < 0.2 else _LOWER, k=n))
+            return word.upper() if x > 0.98 else word.capitalize() if x > 0.9 else word
 
         return self._mine(make)
+
+    def marker(self) -> str:
+        """A word that opens a sentence and means nothing."""
+        word = self.novel() if self.rng.random() < 0.7 else self.draw("word")
+        return word[:1].upper() + word[1:]
 
     def scrambled(self) -> str:
         """Letters, digits and marks in no order, as in keys and serial numbers."""
@@ -289,6 +301,13 @@ class Words:
         end = r.choice(["txt", "md", "py", "json", "csv", "log", "png", "jpg", "html", "toml"])
         root = r.choice(["/home/", "/tmp/", "src/", "docs/", "/var/", "/", "", "./"])
         return f"{root}{folders}" if r.random() < 0.1 else f"{root}{folders}.{end}"
+
+    def folder(self) -> str:
+        r = self.rng
+        folders = "/".join(self.any_word() for _ in range(r.choice([1, 1, 2, 2, 3])))
+        return (
+            r.choice(["/home/", "/tmp/", "src/", "docs/", "/var/", "/", "", "./", "~/"]) + folders
+        )
 
     def url(self) -> str:
         return (
