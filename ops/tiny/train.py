@@ -281,8 +281,12 @@ class Run:
         torch.set_float32_matmul_precision("high")
         self.trainer = Trainer(args.rows, not args.no_compile, args.length)
         if args.resume:
-            at = export.load(Path(args.resume), self.trainer.model)
-            self.say(f"resumed at {at}")
+            if args.resume.endswith(".gguf"):
+                export.read(args.resume, self.trainer.model)
+                self.say(f"goes on from the weights of {args.resume}")
+            else:
+                at = export.load(Path(args.resume), self.trainer.model)
+                self.say(f"resumed at {at}")
         n = sum(p.numel() for p in self.trainer.optimiser.params)
         self.say(f"{self.world} x {self.trainer.device}, {n:,} parameters, "
                  f"{self.world * args.rows * args.length:,} tokens a step")  # fmt: skip
@@ -390,7 +394,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--begin", type=float, default=0.0, help="where in the schedule to begin")
     parser.add_argument("--end", type=float, default=1.0, help="where in the schedule to end")
-    parser.add_argument("--resume", default="", help="folder of a checkpoint")
+    parser.add_argument("--resume", default="", help="folder of a checkpoint, or a GGUF")
     parser.add_argument("--out", default="build/tiny")
     parser.add_argument("--text", default=".carry/tiny", help="folder of texts.py; empty: none")
     parser.add_argument("--rows", type=int, default=4, help="rows of a step, on each GPU")

@@ -197,6 +197,16 @@ def test_a_wrong_stanza_is_refused_with_what_is_wrong(right: str, wrong: str, sa
     assert str(refused.value).startswith("a.txt: rent_car")
 
 
+def test_a_value_that_begins_a_request_keeps_its_letters() -> None:
+    text = "use_tool\n  Use it\n  code|id|ref: code\n  > {code} has to be used.\n  > Use {code}.\n"
+    (entry,) = parse(text)
+    w = Words(random.Random(2))
+    for _ in range(300):
+        made = from_entry(w, entry)
+        (value,) = made.arguments.values()
+        assert value in made.request and value in made.inside()
+
+
 def test_kinds_nest() -> None:
     kind = parse_kind("{kind: a,b, many: [int]}")
     assert [(k, m.sort) for k, m in kind.members] == [("kind", "enum"), ("many", "list")]

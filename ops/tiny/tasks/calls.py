@@ -44,24 +44,20 @@ def _calling(ask: str, calls: list[Call]) -> list[Turn]:
 # --- what one round may be -----------------------------------------------------------------------
 
 
-def _joined(w: Words, asks: list[str]) -> str:
+def _joined(w: Words, each: list[Made]) -> str:
     """Several requests in one breath."""
     r = w.rng
-    out = asks[0].rstrip()
-    for ask in asks[1:]:
+    out = each[0].request.rstrip()
+    for m in each[1:]:
         link = r.choice(w.either(_ALSO, _ALSO_UNSEEN))
         if not w.unseen and r.random() < 0.15:
             link = f" {w.marker()}, "
-        first = (
-            ask if ask[:2].isupper() or link.endswith(("\n", "- ")) else ask[0].lower() + ask[1:]
-        )
-        if link.startswith(("\n", " Also:", " Then:")):
-            first = ask
+        starts = link.startswith(("\n", " Also:", " Then:"))
         if link.startswith((",", " and")):
             out = out.rstrip(".")
         elif out[-1] not in ".?!":
             out += "."
-        out += link + first
+        out += link + (m.request if starts else m.inside())
     return out
 
 
@@ -98,7 +94,7 @@ def _together(w: Words, made: list[Made]) -> tuple[str, list[Made], list[Call]] 
     calls = [(e.name, e.arguments) for e in each]
     if any(calls.count(c) > 1 for c in calls):
         return None
-    return _joined(w, [e.request for e in each]), each, calls
+    return _joined(w, each), each, calls
 
 
 def _results(w: Words, each: list[Made], calls: list[Call]) -> list[Turn]:
@@ -165,10 +161,9 @@ def _chained(w: Words, a: Made, b: Made) -> list[Turn]:
     first = a.request.rstrip()
     if first[-1] not in ".?!":
         first += "."
-    second = b.request if b.request[:2].isupper() else b.request[0].lower() + b.request[1:]
     one, two = tools.result(w, a), tools.result(w, b)
     return [
-        *_calling(first + link + second, [(a.name, a.arguments)]),
+        *_calling(first + link + b.inside(), [(a.name, a.arguments)]),
         Turn("tool", one[0]),
         Turn("assistant", "", [(b.name, b.arguments)], reason([(b.name, b.arguments)])),
         Turn("tool", two[0]),

@@ -76,7 +76,9 @@ def from_entry(w: Words, entry: Entry) -> Made:
         found = topics(entry)
         if swap:
             found = frozenset(_swapped(t, swap) for t in found)
-        return Made(made, manner(w, text), ordered, list(entry.results), found, origin=entry)
+        fixed = not request.pieces[0]
+        text = manner(w, text, fixed)
+        return Made(made, text, ordered, list(entry.results), found, origin=entry, fixed=fixed)
 
     usable = [q for q in entry.requests if q.used <= chosen.keys() and not (swap and q.implied)]
 
@@ -147,8 +149,12 @@ def _filled(
         else:
             arguments[i], said = value(w, kind)
         out.append(said)
-    text = "".join(out)
-    return text[:1].upper() + text[1:], arguments
+    return _opened(request, "".join(out)), arguments
+
+
+def _opened(request: Request, text: str) -> str:
+    """With a capital, unless it begins with a value, which has to stand as the call carries it."""
+    return text[:1].upper() + text[1:] if request.pieces[0] else text
 
 
 # Words that tell which value is which.
@@ -208,7 +214,7 @@ def _listed(
         return None
     before, after = (_swapped(str(request.pieces[k]), swap) for k in (0, 2))
     text = f"{before}{join(values)}{after}"
-    return text[:1].upper() + text[1:], [{chosen[i]: v} for v in values]
+    return _opened(request, text), [{chosen[i]: v} for v in values]
 
 
 def function(w: Words, name: str, description: str, properties: Json, required: list[str]) -> Json:
@@ -263,12 +269,12 @@ _IMPERATIVE = frozenset(
 )
 
 
-def manner(w: Words, text: str) -> str:
-    """The same request a little differently."""
+def manner(w: Words, text: str, fixed: bool = False) -> str:
+    """The same request a little differently; `fixed`: its first word is a value."""
     r = w.rng
     x = r.random()
     if x < 0.07:
-        return text[0].lower() + text[1:] if not text[1:2].isupper() else text
+        return text if fixed or text[1:2].isupper() else text[0].lower() + text[1:]
     if x < 0.14 and text.endswith("."):
         return text[:-1]
     if x < 0.21:

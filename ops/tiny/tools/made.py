@@ -28,12 +28,18 @@ class Made:
     topics: frozenset[str] = frozenset()
     words: tuple[str, ...] = ()  # verb and noun of an invented tool
     origin: object = None  # the catalogue's entry
+    fixed: bool = False  # the request may begin with a value, whose letters stay as they are
     again: Callable[[Words], Made] | None = None
     several: Callable[[Words], tuple[str, list[Json]] | None] | None = None
 
     @property
     def name(self) -> str:
         return str(self.function["name"])
+
+    def inside(self) -> str:
+        """The request as it stands behind other words."""
+        ask = self.request
+        return ask if self.fixed or ask[:2].isupper() else ask[0].lower() + ask[1:]
 
     @cached_property
     def text(self) -> str:
