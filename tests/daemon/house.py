@@ -140,6 +140,12 @@ class House:
             while (await self.get("/ready"))[0] != 200:
                 await anyio.sleep(0.005)
 
+    async def until_loading(self) -> None:
+        """Until the fake engine, in its thread, has said how far it is."""
+        with anyio.fail_after(10):
+            while "40 %" not in (await self.chat())[2]["error"]["message"]:
+                await anyio.sleep(0.005)
+
     async def ends(self) -> None:
         with anyio.fail_after(10):
             await self.ended.wait()

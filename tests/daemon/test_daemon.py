@@ -29,6 +29,7 @@ async def test_the_doors_are_open_while_the_engine_wakes(tmp_path: Path) -> None
     async with daemon_with(waking, tmp_path) as house:
         assert (await house.get("/version"))[0] == 200
         assert (await house.get("/ready"))[0] == 503
+        await house.until_loading()
         status, headers, body = await house.chat()
         assert (status, body["error"]["code"]) == (503, "model_loading")
         assert "40 %" in body["error"]["message"]

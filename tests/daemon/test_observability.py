@@ -202,6 +202,7 @@ async def test_loading_can_be_watched_from_the_first_second(tmp_path: Path) -> N
     waking = Waking(engine())
     waking.gate.clear()
     async with daemon_with(waking, tmp_path) as house:
+        await house.until_loading()
         text = await exposed(house)
         waking.gate.set()
     assert 'ds4d_state{model="none",state="loading"} 1.0' in text
