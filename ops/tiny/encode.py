@@ -223,12 +223,9 @@ class Rows:
     dialogues and plain text, which it cannot see, though they see it. `stage` 0..1 is how far the
     training is: long dialogues come in between LONG_FROM and LONG_ALL."""
 
-    def __init__(
-        self, rng: random.Random, encoder: Encoder, plain: Plain, length: int,
-        unseen: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, rng: random.Random, encoder: Encoder, plain: Plain, length: int) -> None:
         self.rng, self.encoder, self.plain, self.length = rng, encoder, plain, length
-        self.words = Words(rng, unseen)
+        self.words = Words(rng)
         self.stage = 0.0
 
     def _long(self) -> Dialogue | None:

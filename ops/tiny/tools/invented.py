@@ -20,7 +20,7 @@ from ops.tiny.tools.values import Json, join, schema, value
 if TYPE_CHECKING:
     from ops.tiny.words import Words
 
-INT, DECIMAL, BOOL, WORD = Kind("int"), Kind("decimal"), Kind("bool"), Kind("word")
+INT, DECIMAL, BOOL = Kind("int"), Kind("decimal"), Kind("bool")
 WORDS, NAMES, NUMBERS = (Kind("list", items=Kind(k)) for k in ("word", "name", "int"))
 _SCALARS = [Kind(k) for k in ("word", "phrase", "name", "place", "date", "code", "int")]
 

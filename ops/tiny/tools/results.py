@@ -87,12 +87,7 @@ def sentence(key: str, v: Any) -> str:
     if isinstance(v, dict):
         return " ".join(sentence(f"{key} {k}", inner) for k, inner in v.items())
     if isinstance(v, list):
-        shown = [
-            ", ".join(f"{k} {_plain(i)}" for k, i in x.items())
-            if isinstance(x, dict)
-            else _plain(x)
-            for x in v
-        ]
+        shown = [_member(x) for x in v]
         if v and isinstance(v[0], dict):
             return f"The {name}: {'; '.join(shown)}."
         return f"The {name} is {join(shown)}." if shown else f"The {name} is empty."
