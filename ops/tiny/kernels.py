@@ -14,8 +14,8 @@ A row of T tokens holds dialogues that begin at multiples of 128 and do not see 
 `attend` is all of that with its gradients; `reference` is the same in plain torch, with every score
 in memory: for the CPU, and to compare with. The kernels visit only tiles in sight, so that time
 goes with the length of the dialogues, not of the rows. What lies out of sight in [B, T, S] arrays
-is never written and never read. No kernel adds with atomics: two runs agree bit by bit. Operands
-have the type of q (bf16, or f32 to compare), sums are f32.
+need not be written, and is never used. No kernel adds with atomics: two runs agree bit by bit.
+Operands have the type of q (bf16, or f32 to compare), sums are f32.
 """
 
 from dataclasses import dataclass
@@ -41,22 +41,23 @@ class Tile:
     stages: int
 
 
-# What `python -m ops.tiny.probe` found best. Tokens divide 128; compressed keys are 32 or 64, so
-# that a tile's bits are one or two words.
+# `python -m ops.tiny.probe` finds the best. Tokens divide 128; compressed keys are 32 or 64, so
+# that a tile's bits are one or two words. With fewer than 3 stages a load is waited for as soon as
+# it was begun; a tile's side that is the first of a product needs 64 rows for Hopper's wgmma.
 TILES = {
-    "attend": Tile(tokens=8, keys=32, warps=4, stages=2),
-    "attend_q": Tile(tokens=8, keys=32, warps=4, stages=2),
-    "attend_raw": Tile(tokens=8, keys=64, warps=4, stages=2),
-    "attend_rows": Tile(tokens=8, keys=64, warps=4, stages=2),
-    "scores": Tile(tokens=128, keys=64, warps=8, stages=2),
-    "scores_q": Tile(tokens=64, keys=64, warps=4, stages=3),
-    "scores_keys": Tile(tokens=64, keys=64, warps=4, stages=2),
+    "attend": Tile(tokens=8, keys=32, warps=4, stages=3),
+    "attend_q": Tile(tokens=8, keys=32, warps=4, stages=3),
+    "attend_raw": Tile(tokens=8, keys=64, warps=4, stages=3),
+    "attend_rows": Tile(tokens=8, keys=64, warps=4, stages=3),
+    "scores": Tile(tokens=8, keys=64, warps=8, stages=3),
+    "scores_q": Tile(tokens=4, keys=64, warps=4, stages=3),
+    "scores_keys": Tile(tokens=4, keys=64, warps=4, stages=3),
     "choose": Tile(tokens=4, keys=256, warps=4, stages=1),
-    "align": Tile(tokens=64, keys=32, warps=4, stages=2),
+    "align": Tile(tokens=8, keys=64, warps=4, stages=3),
 }
 FEW = 16  # keys of a tile where a compressed row is as long as a block
-PARTS = {4: 1024, 128: 256}  # tokens after which the sums of compressed keys are cut, by ratio
-KEY_PART = 1024  # the same for the indexer's keys
+PARTS = {4: 256, 128: 128}  # tokens after which the sums of compressed keys are cut, by ratio
+KEY_PART = 256  # the same for the indexer's keys
 
 try:
     import triton
@@ -151,30 +152,68 @@ if triton is not None:
         return ((word >> (i % 32)[None, :]) & 1) != 0
 
     @triton.jit
+    def _place(N: tl.constexpr):
+        """First of N tokens, and the row. Late tokens start first: in a long dialogue they have
+        most in sight."""
+        return (tl.num_programs(1) - 1 - tl.program_id(1)) * N, tl.program_id(0)
+
+    @triton.jit
+    def _first(FIRST, b, t, T, W: tl.constexpr):
+        """First token of the dialogue of token t; told to be a multiple of W, so loads are wide."""
+        return tl.multiple_of(tl.load(FIRST + b * (T // W) + t // W), W)
+
+    @triton.jit
+    def _row(X, row, D: tl.constexpr, P: tl.constexpr):
+        """Rows of D channels as two tiles, the first P wide: 96 is no power of two, 64 + 32 are."""
+        at = X + row[:, None] * D
+        wide, narrow = tl.arange(0, P), P + tl.arange(0, D - P)
+        return tl.load(at + wide[None, :]), tl.load(at + narrow[None, :])
+
+    @triton.jit
+    def _store(X, row, a, a2, D: tl.constexpr, P: tl.constexpr, mask=None):
+        """Writes rows that are two tiles, as `_row` reads them."""
+        at = X + row[:, None] * D
+        wide, narrow = tl.arange(0, P), P + tl.arange(0, D - P)
+        tl.store(at + wide[None, :], a.to(X.dtype.element_ty), mask=mask)
+        tl.store(at + narrow[None, :], a2.to(X.dtype.element_ty), mask=mask)
+
+    @triton.jit
+    def _dots(a, a2, b, b2):
+        """All products of rows of a with rows of b."""
+        return tl.dot(a2, tl.trans(b2), tl.dot(a, tl.trans(b)))
+
+    @triton.jit
+    def _spread(x, H: tl.constexpr):
+        """[keys, tokens] for each head: [keys, tokens H]."""
+        return tl.reshape(
+            tl.broadcast_to(x[:, :, None], [x.shape[0], x.shape[1], H]),
+            [x.shape[0], x.shape[1] * H],
+        )
+
+    @triton.jit
     def _attend(
         Q, KV, ROWS, SINKS, BITS, FIRST, OUT, LSE, FULL, T, S, scale2,
         H: tl.constexpr, D: tl.constexpr, P: tl.constexpr, RATIO: tl.constexpr,
         CHOSEN: tl.constexpr, W: tl.constexpr, N: tl.constexpr, K: tl.constexpr, R: tl.constexpr,
     ):  # fmt: skip
         """A program has N tokens of all heads; logarithms are of base 2 until they are stored."""
-        t0, b = tl.program_id(0) * N, tl.program_id(1)
-        first = tl.load(FIRST + b * (T // W) + t0 // W)
-        r, c = tl.arange(0, N * H), tl.arange(0, P)
+        t0, b = _place(N)
+        first = _first(FIRST, b, t0, T, W)
+        r = tl.arange(0, N * H)
         t = t0 + r // H
-        wide = (c < D)[None, :]
         at = (b * T + t0) * H + r
-        q = tl.load(Q + at[:, None] * D + c[None, :], mask=wide, other=0.0)
+        q, q2 = _row(Q, at, D, P)
         m = tl.load(SINKS + r % H) * 1.4426950408889634  # the sink opens every sum
         total = tl.full([N * H], 1.0, tl.float32)
         full = tl.full([N * H], 1.0, tl.float32)
         acc = tl.zeros([N * H, P], tl.float32)
+        acc2 = tl.zeros([N * H, D - P], tl.float32)
         for j0 in range(tl.maximum(first, t0 - W + 1) // K * K, t0 + N, K):
             j = j0 + tl.arange(0, K)
-            k = tl.load(KV + (b * T + j)[:, None] * D + c[None, :],
-                        mask=(j < T)[:, None] & wide, other=0.0)  # fmt: skip
-            s = tl.dot(q, tl.trans(k)) * scale2
-            seen = (j[None, :] <= t[:, None]) & (j[None, :] > t[:, None] - W)
-            s = tl.where(seen & (j >= first)[None, :], s, -1e30)
+            k, k2 = _row(KV, b * T + j, D, P)
+            s = _dots(q, q2, k, k2) * scale2
+            # K divides W, so no tile begins before the dialogue.
+            s = tl.where((j[None, :] <= t[:, None]) & (j[None, :] > t[:, None] - W), s, -1e30)
             top = tl.maximum(m, tl.max(s, 1))
             shrink = tl.exp2(m - top)
             p = tl.exp2(s - top[:, None])
@@ -182,14 +221,15 @@ if triton is not None:
             total = total * shrink + e
             if CHOSEN:
                 full = full * shrink + e
-            acc = tl.dot(p.to(k.dtype), k, acc * shrink[:, None])
+            p = p.to(k.dtype)
+            acc = tl.dot(p, k, acc * shrink[:, None])
+            acc2 = tl.dot(p, k2, acc2 * shrink[:, None])
             m = top
         if RATIO > 0:
             for s0 in range(first // RATIO, (t0 + N) // RATIO, R):
                 j = s0 + tl.arange(0, R)
-                k = tl.load(ROWS + (b * S + j)[:, None] * D + c[None, :],
-                            mask=(j < S)[:, None] & wide, other=0.0)  # fmt: skip
-                s = tl.dot(q, tl.trans(k)) * scale2
+                k, k2 = _row(ROWS, b * S + tl.minimum(j, S - 1), D, P)
+                s = _dots(q, q2, k, k2) * scale2
                 s = tl.where(j[None, :] * RATIO + (RATIO - 1) <= t[:, None], s, -1e30)
                 top = tl.maximum(m, tl.max(s, 1))
                 shrink = tl.exp2(m - top)
@@ -198,10 +238,11 @@ if triton is not None:
                     full = full * shrink + tl.sum(p, 1)
                     p = tl.where(_bits(BITS, (b * T + t) * (S // 32), s0, S, R), p, 0.0)
                 total = total * shrink + tl.sum(p, 1)
-                acc = tl.dot(p.to(k.dtype), k, acc * shrink[:, None])
+                p = p.to(k.dtype)
+                acc = tl.dot(p, k, acc * shrink[:, None])
+                acc2 = tl.dot(p, k2, acc2 * shrink[:, None])
                 m = top
-        o = (acc / total[:, None]).to(q.dtype)
-        tl.store(OUT + at[:, None] * D + c[None, :], o, mask=wide)
+        _store(OUT, at, acc / total[:, None], acc2 / total[:, None], D, P)
         tl.store(LSE + at, (m + tl.log2(total)) * 0.6931471805599453)
         if not CHOSEN:
             full = total
@@ -214,43 +255,42 @@ if triton is not None:
         CHOSEN: tl.constexpr, W: tl.constexpr, N: tl.constexpr, K: tl.constexpr, R: tl.constexpr,
     ):  # fmt: skip
         """Gradient of q, and delta = o . do for the kernels of the keys."""
-        t0, b = tl.program_id(0) * N, tl.program_id(1)
-        first = tl.load(FIRST + b * (T // W) + t0 // W)
-        r, c = tl.arange(0, N * H), tl.arange(0, P)
+        t0, b = _place(N)
+        first = _first(FIRST, b, t0, T, W)
+        r = tl.arange(0, N * H)
         t = t0 + r // H
-        wide = (c < D)[None, :]
         at = (b * T + t0) * H + r
-        cell = at[:, None] * D + c[None, :]
-        q = tl.load(Q + cell, mask=wide, other=0.0)
-        g = tl.load(D_OUT + cell, mask=wide, other=0.0)
-        o = tl.load(OUT + cell, mask=wide, other=0.0)
+        q, q2 = _row(Q, at, D, P)
+        g, g2 = _row(D_OUT, at, D, P)
+        o, o2 = _row(OUT, at, D, P)
         delta = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
+        delta += tl.sum(o2.to(tl.float32) * g2.to(tl.float32), 1)
         tl.store(DELTA + at, delta)
         lse = tl.load(LSE + at) * 1.4426950408889634
         acc = tl.zeros([N * H, P], tl.float32)
+        acc2 = tl.zeros([N * H, D - P], tl.float32)
         for j0 in range(tl.maximum(first, t0 - W + 1) // K * K, t0 + N, K):
             j = j0 + tl.arange(0, K)
-            k = tl.load(KV + (b * T + j)[:, None] * D + c[None, :],
-                        mask=(j < T)[:, None] & wide, other=0.0)  # fmt: skip
-            s = tl.dot(q, tl.trans(k)) * scale2
+            k, k2 = _row(KV, b * T + j, D, P)
+            s = _dots(q, q2, k, k2) * scale2
             seen = (j[None, :] <= t[:, None]) & (j[None, :] > t[:, None] - W)
-            seen = seen & (j >= first)[None, :]
             p = tl.where(seen, tl.exp2(s - lse[:, None]), 0.0)
-            ds = p * (tl.dot(g, tl.trans(k)) - delta[:, None])
-            acc = tl.dot(ds.to(k.dtype), k, acc)
+            ds = (p * (_dots(g, g2, k, k2) - delta[:, None])).to(k.dtype)
+            acc = tl.dot(ds, k, acc)
+            acc2 = tl.dot(ds, k2, acc2)
         if RATIO > 0:
             for s0 in range(first // RATIO, (t0 + N) // RATIO, R):
                 j = s0 + tl.arange(0, R)
-                k = tl.load(ROWS + (b * S + j)[:, None] * D + c[None, :],
-                            mask=(j < S)[:, None] & wide, other=0.0)  # fmt: skip
-                s = tl.dot(q, tl.trans(k)) * scale2
+                k, k2 = _row(ROWS, b * S + tl.minimum(j, S - 1), D, P)
+                s = _dots(q, q2, k, k2) * scale2
                 seen = j[None, :] * RATIO + (RATIO - 1) <= t[:, None]
                 if CHOSEN:
                     seen = seen & _bits(BITS, (b * T + t) * (S // 32), s0, S, R)
                 p = tl.where(seen, tl.exp2(s - lse[:, None]), 0.0)
-                ds = p * (tl.dot(g, tl.trans(k)) - delta[:, None])
-                acc = tl.dot(ds.to(k.dtype), k, acc)
-        tl.store(DQ + cell, (acc * scale).to(q.dtype), mask=wide)
+                ds = (p * (_dots(g, g2, k, k2) - delta[:, None])).to(k.dtype)
+                acc = tl.dot(ds, k, acc)
+                acc2 = tl.dot(ds, k2, acc2)
+        _store(DQ, at, acc * scale, acc2 * scale, D, P)
 
     @triton.jit
     def _attend_keys(
@@ -261,56 +301,58 @@ if triton is not None:
         """Gradient of a tile of keys (as keys and as values) from one part of the row's queries.
         Raw rows are compressed rows of ratio 1 that a query loses sight of after W tokens."""
         s0, part, b = tl.program_id(0) * K, tl.program_id(1), tl.program_id(2)
-        j, c = s0 + tl.arange(0, K), tl.arange(0, P)
-        r = tl.arange(0, N * H)
-        wide = (c < D)[None, :]
-        inside = (j < S)[:, None] & wide
-        k = tl.load(KEYS + (b * S + j)[:, None] * D + c[None, :], mask=inside, other=0.0)
         end = tl.load(END + b * (T // W) + (tl.minimum(s0 + K, S) * RATIO - 1) // W)
-        end = tl.minimum(end, (part + 1) * PART)
         if RAW:
             end = tl.minimum(end, s0 + K + W - 1)
-        acc = tl.zeros([K, P], tl.float32)
-        for t0 in range(tl.maximum(s0 * RATIO, part * PART), end, N):
-            first = tl.load(FIRST + b * (T // W) + t0 // W)
-            t = t0 + r // H
-            at = (b * T + t0) * H + r
-            cell = at[:, None] * D + c[None, :]
-            q = tl.load(Q + cell, mask=wide, other=0.0)
-            g = tl.load(D_OUT + cell, mask=wide, other=0.0)
-            lse = tl.load(LSE + at) * 1.4426950408889634
-            delta = tl.load(DELTA + at)
-            s = tl.dot(k, tl.trans(q)) * scale2  # [keys, queries]
-            seen = (j[:, None] * RATIO + (RATIO - 1) <= t[None, :]) & (j * RATIO >= first)[:, None]
-            if RAW:
-                seen = seen & (t[None, :] - j[:, None] < W)
-            if CHOSEN:
-                seen = seen & tl.trans(_bits(BITS, (b * T + t) * (S // 32), s0, S, K))
-            p = tl.where(seen, tl.exp2(s - lse[None, :]), 0.0)
-            acc = tl.dot(p.to(q.dtype), g, acc)
-            ds = p * (tl.dot(k, tl.trans(g)) - delta[None, :]) * scale
-            acc = tl.dot(ds.to(q.dtype), q, acc)
-        out = OUT + ((part * tl.num_programs(2) + b) * S + j)[:, None] * D + c[None, :]
-        tl.store(out, acc.to(OUT.dtype.element_ty), mask=inside)
+        start, end = tl.maximum(s0 * RATIO, part * PART), tl.minimum(end, (part + 1) * PART)
+        if start < end:
+            j, n, r = s0 + tl.arange(0, K), tl.arange(0, N), tl.arange(0, N * H)
+            k, k2 = _row(KEYS, b * S + tl.minimum(j, S - 1), D, P)
+            # A sum for each product: that none waits for another is worth the registers.
+            dv, dv2 = tl.zeros([K, P], tl.float32), tl.zeros([K, D - P], tl.float32)
+            dk, dk2 = tl.zeros([K, P], tl.float32), tl.zeros([K, D - P], tl.float32)
+            for t0 in range(start, end, N):
+                t = t0 + n
+                at = (b * T + t0) * H + r
+                q, q2 = _row(Q, at, D, P)
+                g, g2 = _row(D_OUT, at, D, P)
+                lse = tl.load(LSE + at) * 1.4426950408889634
+                delta = tl.load(DELTA + at)
+                seen = j[:, None] * RATIO + (RATIO - 1) <= t[None, :]  # [keys, tokens]
+                if RAW:  # all keys are of the queries' dialogue
+                    seen = seen & (t[None, :] - j[:, None] < W)
+                else:
+                    first = _first(FIRST, b, t0, T, W)
+                    seen = seen & (j * RATIO >= first)[:, None]
+                if CHOSEN:
+                    seen = seen & tl.trans(_bits(BITS, (b * T + t) * (S // 32), s0, S, K))
+                s = _dots(k, k2, q, q2) * scale2
+                p = tl.where(_spread(seen, H), tl.exp2(s - lse[None, :]), 0.0)
+                ds = (p * (_dots(k, k2, g, g2) - delta[None, :])).to(q.dtype)
+                p = p.to(q.dtype)
+                dv, dv2 = tl.dot(p, g, dv), tl.dot(p, g2, dv2)
+                dk, dk2 = tl.dot(ds, q, dk), tl.dot(ds, q2, dk2)
+            row = (part * tl.num_programs(2) + b) * S + j
+            _store(OUT, row, dv + dk * scale, dv2 + dk2 * scale, D, P, (j < S)[:, None])
 
     @triton.jit
     def _scores(
         QI, KEYS, WEIGHTS, FIRST, OUT, T, S,
         H: tl.constexpr, D: tl.constexpr, W: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     ):  # fmt: skip
-        """A tile of the indexer's scores, if any of it is in sight."""
-        t0, s0, b = tl.program_id(0) * N, tl.program_id(1) * K, tl.program_id(2)
-        first = tl.load(FIRST + b * (T // W) + t0 // W)
-        if ((s0 + K) * 4 > first) & (s0 * 4 + 3 < t0 + N):
-            t, j, c = t0 + tl.arange(0, N), s0 + tl.arange(0, K), tl.arange(0, D)
-            k = tl.load(KEYS + (b * S + j)[:, None] * D + c[None, :],
-                        mask=(j < S)[:, None], other=0.0)  # fmt: skip
-            acc = tl.zeros([N, K], tl.float32)
-            for h in range(H):
-                at = (b * T + t) * H + h
-                q = tl.load(QI + at[:, None] * D + c[None, :])
-                acc += tl.maximum(tl.dot(q, tl.trans(k)), 0.0) * tl.load(WEIGHTS + at)[:, None]
-            tl.store(OUT + (b * T + t)[:, None] * S + j[None, :], acc, mask=(j < S)[None, :])
+        """The indexer's scores of N tokens."""
+        t0, b = _place(N)
+        first = _first(FIRST, b, t0, T, W)
+        c, row = tl.arange(0, D), b * T + t0 + tl.arange(0, N)
+        at = (b * T + t0) * H + tl.arange(0, N * H)
+        q = tl.load(QI + at[:, None] * D + c[None, :])
+        w = tl.load(WEIGHTS + at)
+        for s0 in range(first // 4, (t0 + N) // 4, K):
+            j = s0 + tl.arange(0, K)
+            k = tl.load(KEYS + (b * S + tl.minimum(j, S - 1))[:, None] * D + c[None, :])
+            x = tl.maximum(tl.dot(k, tl.trans(q)), 0.0) * w[None, :]
+            x = tl.sum(tl.reshape(x, [K, N, H]), 2)
+            tl.store(OUT + row[None, :] * S + j[:, None], x, mask=(j < S)[:, None])
 
     @triton.jit
     def _pick(SCORES, BITS, t, row, low, S, TOP: tl.constexpr, N: tl.constexpr, SPAN: tl.constexpr):
@@ -319,7 +361,8 @@ if triton is not None:
         i = tl.arange(0, SPAN)
         j = low + i
         seen = (j[None, :] * 4 + 3 <= t[:, None]) & (j < S)[None, :]
-        score = tl.load(SCORES + row[:, None] * S + j[None, :], mask=seen, other=0.0)
+        near = j < tl.minimum((tl.max(t, 0) // 4 // 32 + 1) * 32, S)  # all in sight, in whole words
+        score = tl.load(SCORES + row[:, None] * S + j[None, :], mask=near[None, :], other=0.0)
         bits = score.to(tl.uint32, bitcast=True)
         order = tl.where(bits >= 0x80000000, 0xFFFFFFFF - bits, bits + 0x80000000)
         order = tl.where(seen, order, 0)
@@ -339,8 +382,8 @@ if triton is not None:
         SCORES, FIRST, DENSE, BITS, T, S, TOP: tl.constexpr, W: tl.constexpr, N: tl.constexpr,
         FEW: tl.constexpr, MANY: tl.constexpr,
     ):  # fmt: skip
-        t0, b = tl.program_id(0) * N, tl.program_id(1)
-        low = tl.load(FIRST + b * (T // W) + t0 // W) // 4
+        t0, b = _place(N)
+        low = _first(FIRST, b, t0, T, W) // 4
         t = t0 + tl.arange(0, N)
         n = (t0 + N) // 4 - low  # in sight of the last query
         if (tl.load(DENSE) != 0) | (n <= TOP):
@@ -359,39 +402,38 @@ if triton is not None:
         N: tl.constexpr, K: tl.constexpr,
     ):  # fmt: skip
         """Where the heads look, and how far the scores' softmax (whose log-sum is NORM) is off."""
-        t0, b = tl.program_id(0) * N, tl.program_id(1)
-        first = tl.load(FIRST + b * (T // W) + t0 // W)
-        t, c = t0 + tl.arange(0, N), tl.arange(0, P)
-        wide = (c < D)[None, :]
-        top = tl.full([N], -1e30, tl.float32)
-        total = tl.zeros([N], tl.float32)
-        mass = tl.zeros([N], tl.float32)
-        entropy = tl.zeros([N], tl.float32)  # of the target, and its cross entropy with the scores
-        cross = tl.zeros([N], tl.float32)
+        t0, b = _place(N)
+        first = _first(FIRST, b, t0, T, W)
+        t = t0 + tl.arange(0, N)
+        at = (b * T + t0) * H + tl.arange(0, N * H)
+        q, q2 = _row(Q, at, D, P)
+        lse = tl.load(FULL + at) * 1.4426950408889634
+        # One sum for each place in a tile of keys: they meet behind the loop.
+        top = tl.full([K, N], -1e30, tl.float32)
+        total = tl.zeros([K, N], tl.float32)
+        mass = tl.zeros([K, N], tl.float32)
+        entropy = tl.zeros([K, N], tl.float32)  # of the target less its cross entropy
         for s0 in range(first // 4, (t0 + N) // 4, K):
             j = s0 + tl.arange(0, K)
-            k = tl.load(ROWS + (b * S + j)[:, None] * D + c[None, :],
-                        mask=(j < S)[:, None] & wide, other=0.0)  # fmt: skip
-            share = tl.zeros([N, K], tl.float32)
-            for h in range(H):
-                at = (b * T + t) * H + h
-                q = tl.load(Q + at[:, None] * D + c[None, :], mask=wide, other=0.0)
-                lse = tl.load(FULL + at) * 1.4426950408889634
-                share += tl.exp2(tl.dot(q, tl.trans(k)) * scale2 - lse[:, None])
-            seen = j[None, :] * 4 + 3 <= t[:, None]
-            share = tl.where(seen, share, 0.0)
-            cell = (b * T + t)[:, None] * S + j[None, :]
-            tl.store(TARGET + cell, share, mask=seen)
-            score = tl.load(SCORES + cell, mask=seen, other=-1e30)
-            new = tl.maximum(top, tl.max(score, 1))
-            e = tl.where(seen, tl.exp(score - new[:, None]), 0.0)
-            total = total * tl.exp(top - new) + tl.sum(e, 1)
+            cell = (b * T + t)[None, :] * S + j[:, None]  # [keys, tokens]
+            score = tl.load(SCORES + cell, mask=(j < S)[:, None], other=0.0)
+            k, k2 = _row(ROWS, b * S + tl.minimum(j, S - 1), D, P)
+            p = tl.exp2(_dots(k, k2, q, q2) * scale2 - lse[None, :])
+            seen = j[:, None] * 4 + 3 <= t[None, :]
+            share = tl.where(seen, tl.sum(tl.reshape(p, [K, N, H]), 2), 0.0)
+            tl.store(TARGET + cell, share, mask=(j < S)[:, None])
+            score = tl.where(seen, score, -1e30)
+            new = tl.maximum(top, score)
+            total = total * tl.exp(top - new) + tl.where(seen, tl.exp(score - new), 0.0)
             top = new
-            mass += tl.sum(share, 1)
-            entropy += tl.sum(share * tl.log(tl.maximum(share, 1e-20)), 1)
-            cross += tl.sum(tl.where(seen, share * score, 0.0), 1)
-        norm = tl.where(total > 0, top + tl.log(tl.maximum(total, 1e-20)), 0.0)
-        loss = entropy - mass * tl.log(tl.maximum(mass, 1e-20)) - cross + mass * norm
+            mass += share
+            gain = share * (tl.log(tl.maximum(share, 1e-20)) - score)
+            entropy += tl.where(seen, gain, 0.0)
+        best = tl.max(top, 0)
+        total = tl.sum(total * tl.exp(top - best[None, :]), 0)
+        mass, entropy = tl.sum(mass, 0), tl.sum(entropy, 0)
+        norm = tl.where(total > 0, best + tl.log(tl.maximum(total, 1e-20)), 0.0)
+        loss = entropy - mass * tl.log(tl.maximum(mass, 1e-20)) + mass * norm
         tl.store(LOSS + b * T + t, loss)
         tl.store(MASS + b * T + t, mass)
         tl.store(NORM + b * T + t, norm)
@@ -401,40 +443,40 @@ if triton is not None:
         GRAD, SCORES, TARGET, MASS, NORM, FIRST, OUT, T, S,
         W: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     ):  # fmt: skip
-        """Gradient of the scores: mass softmax(scores) - target, zero in tiles partly in sight."""
-        t0, s0, b = tl.program_id(0) * N, tl.program_id(1) * K, tl.program_id(2)
-        first = tl.load(FIRST + b * (T // W) + t0 // W)
-        if ((s0 + K) * 4 > first) & (s0 * 4 + 3 < t0 + N):
-            t, j = t0 + tl.arange(0, N), s0 + tl.arange(0, K)
-            at = b * T + t
-            seen = (j[None, :] * 4 + 3 <= t[:, None]) & (j * 4 >= first)[None, :]
-            cell = at[:, None] * S + j[None, :]
-            score = tl.load(SCORES + cell, mask=seen, other=-1e30)
-            target = tl.load(TARGET + cell, mask=seen, other=0.0)
-            mass, norm = tl.load(MASS + at)[:, None], tl.load(NORM + at)[:, None]
-            gap = (mass * tl.exp(score - norm) - target) * tl.load(GRAD + at)[:, None]
-            gap = tl.where(seen, gap, 0.0).to(OUT.dtype.element_ty)
-            tl.store(OUT + cell, gap, mask=(j < S)[None, :])
+        """Gradient of the scores: mass softmax(scores) - target."""
+        t0, b = _place(N)
+        first = _first(FIRST, b, t0, T, W)
+        at = b * T + t0 + tl.arange(0, N)
+        mass, norm = tl.load(MASS + at)[:, None], tl.load(NORM + at)[:, None]
+        grad = tl.load(GRAD + at)[:, None]
+        for s0 in range(first // 4, (t0 + N) // 4, K):
+            j = s0 + tl.arange(0, K)
+            cell, inside = at[:, None] * S + j[None, :], (j < S)[None, :]
+            score = tl.load(SCORES + cell, mask=inside, other=0.0)
+            target = tl.load(TARGET + cell, mask=inside, other=0.0)
+            gap = (mass * tl.exp(score - norm) - target) * grad
+            tl.store(OUT + cell, gap.to(OUT.dtype.element_ty), mask=inside)
 
     @triton.jit
     def _scores_q(
         QI, KEYS, WEIGHTS, GAP, FIRST, DQ, DW, T, S,
         H: tl.constexpr, D: tl.constexpr, W: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     ):  # fmt: skip
-        """Gradient of the queries and weights of one head of the indexer."""
-        t0, h, b = tl.program_id(0) * N, tl.program_id(1), tl.program_id(2)
-        first = tl.load(FIRST + b * (T // W) + t0 // W)
+        """Gradient of the indexer's queries and weights."""
+        t0, b = _place(N)
+        first = _first(FIRST, b, t0, T, W)
         t, c = t0 + tl.arange(0, N), tl.arange(0, D)
-        at = (b * T + t) * H + h
+        at = (b * T + t0) * H + tl.arange(0, N * H)
         q = tl.load(QI + at[:, None] * D + c[None, :])
-        acc = tl.zeros([N, D], tl.float32)
-        dw = tl.zeros([N], tl.float32)
+        acc = tl.zeros([N * H, D], tl.float32)
+        dw = tl.zeros([N * H], tl.float32)
         for s0 in range(first // 4, (t0 + N) // 4, K):
             j = s0 + tl.arange(0, K)
-            k = tl.load(KEYS + (b * S + j)[:, None] * D + c[None, :],
-                        mask=(j < S)[:, None], other=0.0)  # fmt: skip
+            k = tl.load(KEYS + (b * S + tl.minimum(j, S - 1))[:, None] * D + c[None, :])
             gap = tl.load(GAP + (b * T + t)[:, None] * S + j[None, :],
-                          mask=j[None, :] * 4 + 3 <= t[:, None], other=0.0)  # fmt: skip
+                          mask=(j < S)[None, :], other=0.0)  # fmt: skip
+            gap = tl.where(j[None, :] * 4 + 3 <= t[:, None], gap, 0.0)
+            gap = tl.reshape(tl.broadcast_to(gap[:, None, :], [N, H, K]), [N * H, K])
             dots = tl.dot(q, tl.trans(k))
             gap = tl.where(dots > 0, gap, 0.0)
             dw += tl.sum(gap.to(tl.float32) * dots, 1)
@@ -450,25 +492,42 @@ if triton is not None:
     ):  # fmt: skip
         """Gradient of a tile of the indexer's keys from one part of the row's queries."""
         s0, part, b = tl.program_id(0) * K, tl.program_id(1), tl.program_id(2)
-        j, c = s0 + tl.arange(0, K), tl.arange(0, D)
-        inside = (j < S)[:, None]
-        k = tl.load(KEYS + (b * S + j)[:, None] * D + c[None, :], mask=inside, other=0.0)
         end = tl.load(END + b * (T // W) + (tl.minimum(s0 + K, S) * 4 - 1) // W)
-        acc = tl.zeros([K, D], tl.float32)
-        for t0 in range(tl.maximum(s0 * 4, part * PART), tl.minimum(end, (part + 1) * PART), N):
-            first = tl.load(FIRST + b * (T // W) + t0 // W)
-            t = t0 + tl.arange(0, N)
-            seen = (j[None, :] * 4 + 3 <= t[:, None]) & (j * 4 >= first)[None, :]
-            gap = tl.load(GAP + (b * T + t)[:, None] * S + j[None, :], mask=seen, other=0.0)
-            gap = tl.trans(gap.to(tl.float32))
-            for h in range(H):
-                at = (b * T + t) * H + h
+        start, end = tl.maximum(s0 * 4, part * PART), tl.minimum(end, (part + 1) * PART)
+        if start < end:
+            j, c = s0 + tl.arange(0, K), tl.arange(0, D)
+            k = tl.load(KEYS + (b * S + tl.minimum(j, S - 1))[:, None] * D + c[None, :])
+            acc = tl.zeros([K, D], tl.float32)
+            for t0 in range(start, end, N):
+                first = _first(FIRST, b, t0, T, W)
+                t = t0 + tl.arange(0, N)
+                at = (b * T + t0) * H + tl.arange(0, N * H)
                 q = tl.load(QI + at[:, None] * D + c[None, :])
-                dots = tl.dot(k, tl.trans(q))
-                g = tl.where(dots > 0, gap * tl.load(WEIGHTS + at)[None, :], 0.0)
-                acc = tl.dot(g.to(q.dtype), q, acc)
-        out = OUT + ((part * tl.num_programs(2) + b) * S + j)[:, None] * D + c[None, :]
-        tl.store(out, acc, mask=inside)
+                gap = tl.load(GAP + (b * T + t)[None, :] * S + j[:, None],
+                              mask=(j < S)[:, None], other=0.0)  # fmt: skip
+                seen = (j[:, None] * 4 + 3 <= t[None, :]) & (j * 4 >= first)[:, None]
+                gap = _spread(tl.where(seen, gap.to(tl.float32), 0.0), H)
+                gap *= tl.load(WEIGHTS + at)[None, :]
+                gap = tl.where(tl.dot(k, tl.trans(q)) > 0, gap, 0.0)
+                acc = tl.dot(gap.to(q.dtype), q, acc)
+            out = OUT + ((part * tl.num_programs(2) + b) * S + j)[:, None] * D + c[None, :]
+            tl.store(out, acc, mask=(j < S)[:, None])
+
+    @triton.jit
+    def _add(
+        PARTS, END, OUT, T, S, PART, D: tl.constexpr, P: tl.constexpr, RATIO: tl.constexpr,
+        W: tl.constexpr, K: tl.constexpr,
+    ):  # fmt: skip
+        """Sums of the parts whose queries may see a tile of keys; the others were not written."""
+        s0, b = tl.program_id(0) * K, tl.program_id(1)
+        end = tl.load(END + b * (T // W) + (tl.minimum(s0 + K, S) * RATIO - 1) // W)
+        j = s0 + tl.arange(0, K)
+        acc, acc2 = tl.zeros([K, P], tl.float32), tl.zeros([K, D - P], tl.float32)
+        for part in range(s0 * RATIO // PART, tl.cdiv(end, PART)):
+            row = (part * tl.num_programs(1) + b) * S + tl.minimum(j, S - 1)
+            a, a2 = _row(PARTS, row, D, P)
+            acc, acc2 = acc + a, acc2 + a2
+        _store(OUT, b * S + j, acc, acc2, D, P, (j < S)[:, None])
 
 
 # --- the operations ------------------------------------------------------------------------------
@@ -477,6 +536,21 @@ if triton is not None:
 
 def _shape(tile: Tile) -> dict[str, int]:
     return {"num_warps": tile.warps, "num_stages": tile.stages}
+
+
+def _wide(d: int) -> int:
+    """Channels of the first of two tiles; d is a power of two, or three times one."""
+    return triton.next_power_of_2(d) // 2
+
+
+def _sum(parts: Tensor, spans: Tensor, like: Tensor, ratio: int, part: int, keys: int) -> Tensor:
+    """Gradient of `like` from parts [n, B, S, d] f32, written by tiles of so many keys."""
+    _, B, S, d = parts.shape
+    T, out = S * ratio, torch.empty_like(like)
+    _add[(triton.cdiv(S, keys), B)](
+        parts, spans[1], out, T, S, part, d, _wide(d), ratio, BLOCK, keys
+    )
+    return out
 
 
 def _few(tile: Tile, ratio: int) -> int:
@@ -495,9 +569,9 @@ def _attend_op(
     out = torch.empty_like(q)
     lse, full = (q.new_empty(B, T, H, dtype=torch.float32) for _ in range(2))
     tile = TILES["attend"]
-    _attend[(T // tile.tokens, B)](
+    _attend[(B, T // tile.tokens)](
         q, kv, rows, sinks, chosen, spans, out, lse, full, T, rows.shape[1], d**-0.5 * LOG2E,
-        H, d, triton.next_power_of_2(d), ratio, chosen.numel() > 0, BLOCK,
+        H, d, _wide(d), ratio, chosen.numel() > 0, BLOCK,
         tile.tokens, tile.keys, _few(tile, ratio), **_shape(tile),
     )  # fmt: skip
     return out, lse, full
@@ -511,11 +585,11 @@ def _attend_backward(
     q, kv, rows, spans = q.contiguous(), kv.contiguous(), rows.contiguous(), spans.contiguous()
     grad = grad.contiguous()
     B, T, H, d = q.shape
-    S, P, selected = rows.shape[1], triton.next_power_of_2(d), chosen.numel() > 0
+    S, P, selected = rows.shape[1], _wide(d), chosen.numel() > 0
     scale = d**-0.5
     dq, dkv, delta = torch.empty_like(q), torch.empty_like(kv), torch.empty_like(lse)
     tile = TILES["attend_q"]
-    _attend_q[(T // tile.tokens, B)](
+    _attend_q[(B, T // tile.tokens)](
         q, kv, rows, chosen, spans, out, grad, lse, delta, dq, T, S, scale * LOG2E, scale,
         H, d, P, ratio, selected, BLOCK, tile.tokens, tile.keys, _few(tile, ratio), **_shape(tile),
     )  # fmt: skip
@@ -534,7 +608,7 @@ def _attend_backward(
             scale * LOG2E, scale, H, d, P, ratio, False, selected, BLOCK, tile.tokens, keys,
             **_shape(tile),
         )  # fmt: skip
-        drows = parts.sum(0).to(rows.dtype)
+        drows = _sum(parts, spans, rows, ratio, part, keys)
     dsinks = -(torch.exp(sinks - lse) * delta).sum((0, 1))
     return dq, dkv, drows, dsinks
 
@@ -547,7 +621,7 @@ def _scores_op(qi: Tensor, keys: Tensor, w: Tensor, spans: Tensor) -> Tensor:
     S = keys.shape[1]
     out = qi.new_empty(B, T, S, dtype=torch.float32)
     tile = TILES["scores"]
-    _scores[(T // tile.tokens, triton.cdiv(S, tile.keys), B)](
+    _scores[(B, T // tile.tokens)](
         qi, keys, w, spans, out, T, S, H, d, BLOCK, tile.tokens, tile.keys, **_shape(tile)
     )
     return out
@@ -561,7 +635,7 @@ def _choose_op(scores: Tensor, spans: Tensor, dense: Tensor, top_k: int) -> Tens
     B, T, S = scores.shape
     bits = scores.new_empty(B, T, S // 32, dtype=torch.int32)
     tile = TILES["choose"]
-    _choose[(T // tile.tokens, B)](
+    _choose[(B, T // tile.tokens)](
         scores, spans, dense.view(torch.uint8), bits, T, S, top_k, BLOCK, tile.tokens, tile.keys,
         max(32, triton.next_power_of_2(S)), **_shape(tile),
     )  # fmt: skip
@@ -580,9 +654,9 @@ def _align_op(
     target = torch.empty_like(scores)
     loss, mass, norm = (scores.new_empty(B, T) for _ in range(3))
     tile = TILES["align"]
-    _align[(T // tile.tokens, B)](
+    _align[(B, T // tile.tokens)](
         q, rows, full, scores, spans, target, loss, mass, norm, T, S, d**-0.5 * LOG2E,
-        H, d, triton.next_power_of_2(d), BLOCK, tile.tokens, tile.keys, **_shape(tile),
+        H, d, _wide(d), BLOCK, tile.tokens, tile.keys, **_shape(tile),
     )  # fmt: skip
     return loss, target, mass, norm
 
@@ -597,13 +671,13 @@ def _align_backward(
     S = keys.shape[1]
     gap = torch.empty_like(scores, dtype=qi.dtype)
     tile = TILES["scores"]
-    _gap[(T // tile.tokens, triton.cdiv(S, tile.keys), B)](
+    _gap[(B, T // tile.tokens)](
         grad.contiguous(), scores, target, mass, norm, spans, gap, T, S, BLOCK, tile.tokens,
         tile.keys, **_shape(tile),
     )  # fmt: skip
     dq, dw = torch.empty_like(qi), torch.empty_like(w)
     tile = TILES["scores_q"]
-    _scores_q[(T // tile.tokens, H, B)](
+    _scores_q[(B, T // tile.tokens)](
         qi, keys, w, gap, spans, dq, dw, T, S, H, d, BLOCK, tile.tokens, tile.keys, **_shape(tile)
     )
     tile, part = TILES["scores_keys"], min(T, KEY_PART)
@@ -613,7 +687,7 @@ def _align_backward(
         qi, keys, w, gap, spans, spans[1], parts, T, S, part, H, d, BLOCK, tile.tokens, tile.keys,
         **_shape(tile),
     )  # fmt: skip
-    return dq, parts.sum(0).to(keys.dtype), dw
+    return dq, _sum(parts, spans, keys, 4, part, tile.keys), dw
 
 
 @_attend_op.register_fake

@@ -123,8 +123,8 @@ def rope(x: Tensor, turn: Tensor, back: bool = False) -> Tensor:
 
 
 State = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Streams X [B, T, S, D] and what enters them next: y [B, T, D], post [B, T, S], M [B, T, S, S]:
-X'[k] = post_k y + sum_j M[j, k] X[j]."""
+"""Streams X [B, T, S, D] and what enters them next, y [B, T, D], both in the type of products; post
+[B, T, S] and M [B, T, S, S] in f32: X'[k] = post_k y + sum_j M[j, k] X[j]."""
 
 
 def hyper(p: Params, site: str, state: State, g: Geometry) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -264,7 +264,8 @@ def layer(
 
 
 def head(p: Params, X: Tensor, q: Precision, g: Geometry) -> Tensor:
-    """Logits [n, V] of the streams [n, S, D]."""
+    """Logits [n, V] of the streams [n, S, D] of any type."""
+    X = X.float()
     flat = X.flatten(-2)
     z = F.linear(flat, p["output_hc_fn.weight"]) * torch.rsqrt(
         flat.square().mean(-1, keepdim=True) + g.rms_eps
@@ -333,14 +334,15 @@ class Tiny(nn.Module):
         self.head_loss = torch.compile(head_loss, dynamic=False)
 
     def streams(self, ids: Tensor, owner: Tensor, dense: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Final streams [B, T, S, D], alignment loss, loads [L, E] of ids [B, T]."""
+        """Final streams [B, T, S, D] in the type of products, alignment loss, loads [L, E] of ids
+        [B, T]."""
         g, (B, T) = self.g, ids.shape
-        e = F.embedding(ids, self.tensor("token_embd.weight"))
+        e = F.embedding(ids, self.tensor("token_embd.weight")).to(self.precision.dtype)
         X = e[:, :, None].expand(-1, -1, g.streams, -1).contiguous()
         # Nothing enters the first layer's streams. It needs a gradient like what enters the others,
         # or that layer would be compiled once more.
-        y = X.new_zeros(B, T, g.width, dtype=self.precision.dtype, requires_grad=True)
-        post = X.new_zeros(B, T, g.streams, requires_grad=True)
+        y = X.new_zeros(B, T, g.width, requires_grad=True)
+        post = torch.zeros(B, T, g.streams, device=X.device, requires_grad=True)
         M = torch.eye(g.streams, device=X.device).repeat(B, T, 1, 1).requires_grad_()
         state, within = (X, y, post, M), spans(owner)
         losses, loads = [], []

@@ -38,18 +38,21 @@ def _tiles(*sizes: tuple[int, int, int, int]) -> list[Tile]:
     return [Tile(tokens=n, keys=k, warps=w, stages=s) for n, k, w, s in sizes]
 
 
-CANDIDATES = {
-    "attend": _tiles((8, 32, 4, 2), (16, 32, 8, 2), (16, 64, 8, 2), (8, 64, 4, 2)),
-    "attend_q": _tiles((8, 32, 4, 2), (16, 32, 8, 2), (16, 64, 8, 2), (8, 64, 4, 2)),
-    "attend_raw": _tiles((8, 64, 4, 2), (8, 64, 4, 3), (8, 128, 8, 2), (16, 64, 4, 2)),
-    "attend_rows": _tiles((8, 64, 4, 2), (8, 64, 4, 3), (16, 64, 4, 2)),
-    "scores": _tiles((128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 3)),
-    "choose": _tiles((4, 256, 4, 1), (2, 256, 4, 1), (4, 256, 8, 1)),
-    "align": _tiles((64, 32, 4, 2), (64, 64, 8, 2), (32, 64, 4, 2)),
-    "scores_q": _tiles((64, 64, 4, 3), (128, 64, 8, 2), (64, 32, 4, 2)),
-    "scores_keys": _tiles((64, 64, 4, 2), (64, 64, 8, 2), (64, 32, 4, 2)),
+CANDIDATES = {  # the first are those of kernels.TILES; all without spills
+    "attend": _tiles((8, 32, 4, 3), (16, 32, 8, 3), (8, 64, 4, 3)),
+    "attend_q": _tiles((8, 32, 4, 3), (16, 32, 8, 3), (8, 64, 4, 3)),
+    "attend_raw": _tiles((8, 64, 4, 3), (4, 64, 4, 4), (8, 64, 4, 4), (8, 128, 8, 3)),
+    "attend_rows": _tiles((8, 64, 4, 3), (4, 64, 4, 3), (8, 64, 4, 4)),
+    "scores": _tiles((8, 64, 8, 3), (4, 64, 4, 3), (16, 64, 8, 3)),
+    "choose": _tiles((4, 256, 4, 1), (2, 256, 2, 1)),
+    "align": _tiles((8, 64, 4, 3), (8, 32, 4, 3)),
+    "scores_q": _tiles((4, 64, 4, 3), (4, 32, 4, 3), (8, 32, 8, 3)),
+    "scores_keys": _tiles((4, 64, 4, 3), (4, 64, 4, 4), (8, 64, 4, 3)),
 }
-STEPS = {"forward": [(16, 8), (16, 4), (32, 8)], "backward": [(16, 8), (16, 16)]}
+STEPS = {  # of the largest sizes that do not spill
+    "forward": [(16, 64, 4, 128), (16, 64, 8, 128), (32, 32, 4, 128), (32, 64, 8, 128)],
+    "backward": [(16, 64, 8, 128), (16, 64, 4, 168), (16, 32, 4, 128), (32, 32, 4, 168)],
+}
 WITHIN = {  # which tiles an operation uses
     "attend": ("attend",), "attend_backward": ("attend_q", "attend_raw", "attend_rows"),
     "scores": ("scores",), "choose": ("choose",), "align": ("align",),
@@ -135,13 +138,13 @@ def step_inputs(n: int, f: int = 24) -> tuple[Any, ...]:
     d = model.TINY.width
     shapes = (n, 4, d), (n, d), (n, 4), (n, 4, 4), (f, 4 * d), (1,), (4,), (d,)
     X, y, post, M, fn, *rest = (torch.randn(s, device="cuda") for s in shapes)
-    return X, y.bfloat16(), post, M.softmax(1), fn / 32, *rest, 1e-6, 1e-6
+    return X.bfloat16(), y.bfloat16(), post, M.softmax(1), fn / 32, *rest, 1e-6, 1e-6
 
 
 def step_backward(args: tuple[Any, ...]) -> Callable[[], Any]:
-    out, h, z = torch.ops.tiny.step(*args)
+    out, h, z, gram = torch.ops.tiny.step(*args)
     grads = [torch.randn_like(x) for x in (out, h, z)]
-    return lambda: torch.ops.tiny.step_backward(*grads, *args[:8], out, z, *args[8:])
+    return lambda: torch.ops.tiny.step_backward(*grads, *args[:8], out, z, gram, *args[8:])
 
 
 # --- compiling ahead -----------------------------------------------------------------------------
@@ -158,7 +161,7 @@ def _compile(what: tuple[str, Any]) -> str:
             kernels.TILES[name] = tile
             op = next(op for op, names in WITHIN.items() if name in names)
             ratios = (
-                (4,) if not op.startswith("attend") else (4,) if "rows" in name else (0, 4, 128)
+                (4,) if not op.startswith("attend") else (4, 128) if "rows" in name else (0, 4, 128)
             )
             for ratio in ratios:
                 operations(inputs(ratio, 1, LENGTH, "packed"))[op]()
@@ -216,16 +219,26 @@ def check_choice(kind: str) -> None:
 
 
 def check_step() -> None:
-    args = [a.requires_grad_() for a in step_inputs(1024)[:8]]
-    found = []
-    for way in (sinkhorn._step_reference, sinkhorn.step):
-        made = way(*(a[None] for a in args[:4]), *args[4:], 1e-6, 1e-6)
-        torch.manual_seed(2)
-        total = sum((m * torch.randn_like(m)).sum() for m in made)
-        found.append([*made, *torch.autograd.grad(total, args)])
+    """In brackets: torch with the same roundings."""
     names = "X' h z dX dy dpost dM dfn dscale dbase dnorm".split()
-    far = [f"{n} {apart(b, a):.1e}" for n, a, b in zip(names, *found, strict=True)]
-    print("step:", ", ".join(far), flush=True)
+    for dtype in (torch.float32, torch.bfloat16):
+        args = [a.detach() for a in step_inputs(1000)[:8]]  # the last program has no full tile
+        args[0] = args[0].to(dtype)
+        found = []
+        for way, is_exact in (
+            (sinkhorn._step_reference, True), (sinkhorn.step, False),
+            (sinkhorn._step_reference, False),
+        ):  # fmt: skip
+            v = [(a.float() if is_exact else a).clone().requires_grad_() for a in args]
+            made = way(*(a[None] for a in v[:4]), *v[4:], 1e-6, 1e-6)
+            torch.manual_seed(2)
+            total = sum((m * torch.randn(m.shape, device="cuda")).sum() for m in made)
+            found.append([*made, *torch.autograd.grad(total, v)])
+        far = [
+            f"{n} {apart(b, a):.1e} ({apart(c, a):.1e})"
+            for n, a, b, c in zip(names, *found, strict=True)
+        ]
+        print(f"step, streams in {dtype}:", ", ".join(far), flush=True)
 
 
 def check_model() -> None:
@@ -317,7 +330,7 @@ def tune() -> None:
 
 def tune_parts() -> None:
     """The same for the parts into which the queries of compressed keys are cut."""
-    for ratio, sizes in ((4, (512, 1024, 2048)), (128, (128, 256, 512))):
+    for ratio, sizes in ((4, (256, 512, 1024)), (128, (128, 256))):
         made = {k: operations(inputs(ratio, ROWS, LENGTH, k)) for k in ("packed", "whole")}
         for op in ("attend_backward", "align_backward")[: 2 if ratio == 4 else 1]:
             kept = kernels.PARTS[ratio], kernels.KEY_PART
@@ -433,7 +446,8 @@ class Whole:
 
     def head(self) -> None:
         tiny, n = self.tiny, ROWS * LENGTH
-        X = torch.randn(n, 4, tiny.g.width, device="cuda", requires_grad=True)
+        X = torch.randn(n, 4, tiny.g.width, device="cuda", dtype=torch.bfloat16)
+        X.requires_grad_()
         p, ids, weights = tiny.params(""), self.ids.flatten(), torch.ones(n, device="cuda")
         wanted = [X, *(a for k, a in p.items() if k.startswith("output"))]
 
@@ -499,7 +513,7 @@ def main() -> None:
     for kind in ("packed", "whole"):
         with part("choice of rows"):
             check_choice(kind)
-    with part("hyper-connections against torch in f32 (products here are in tf32)"):
+    with part("hyper-connections against torch in f32 (products of f32 are in tf32)"):
         check_step()
     with part("the whole model, eager"):
         check_model()
@@ -514,7 +528,7 @@ def main() -> None:
         tune()
     with part("parts of the compressed keys' queries, ms"):
         tune_parts()
-    with part("hyper-connections (tokens, warps)"):
+    with part("hyper-connections (tokens, channels, warps, registers)"):
         tune_step()
     for kind in ("packed", "whole"):
         with part(f"layers, {kind}"):
