@@ -51,9 +51,9 @@ TILES = {
     "attend_rows": Tile(tokens=8, keys=64, warps=4, stages=3),
     "scores": Tile(tokens=8, keys=64, warps=8, stages=3),
     "scores_q": Tile(tokens=4, keys=64, warps=4, stages=3),
-    "scores_keys": Tile(tokens=4, keys=64, warps=4, stages=3),
+    "scores_keys": Tile(tokens=8, keys=64, warps=4, stages=3),
     "choose": Tile(tokens=4, keys=256, warps=4, stages=1),
-    "align": Tile(tokens=8, keys=64, warps=4, stages=3),
+    "align": Tile(tokens=8, keys=32, warps=4, stages=3),
 }
 FEW = 16  # keys of a tile where a compressed row is as long as a block
 PARTS = {4: 256, 128: 128}  # tokens after which the sums of compressed keys are cut, by ratio

@@ -54,15 +54,15 @@ def short(w: Words, stage: float) -> Dialogue:
     if r.random() < (0.36 if stage < DRILLS_UNTIL else 0.12):
         return _drill(w)
     x = r.random()
-    if x < 0.08:
+    if x < 0.06:
         return about.chat(w)
-    if x < 0.11:
+    if x < 0.08:
         return dialogue(w, "paragraph", [prose.paragraph(w)])
-    if x < 0.28:
+    if x < 0.25:
         return facts.extraction(w)
-    if x < 0.42:
+    if x < 0.41:
         return dialogue(w, "easy", _steps(w, _EASY, r.choice((1, 2, 3, 4))))
-    if x < 0.56:
+    if x < 0.58:
         return objects.schema_json(w)
     return calls.tool_use(w)
 

@@ -1,10 +1,10 @@
 """What the training of ds4-tiny costs on a GPU, part by part: `python -m ops.tiny.probe`.
 
 Compares every kernel with plain torch, times it in a few tile sizes and goes on with the best (to
-be written into `TILES` of kernels.py and sinkhorn.py), then times layers, the head and a whole
-forward and backward of 4 rows of 8,192 tokens, captured as a CUDA graph, with the kernels that take
-longest. A part that fails prints why, and the next one begins. Other processes compile the tile
-sizes while this one compiles the layers.
+be written into `TILES` of kernels.py, sinkhorn.py and middle.py), then times layers, the head and a
+whole forward and backward of 4 rows of 8,192 tokens, captured as a CUDA graph, with the kernels
+that take longest. A part that fails prints why, and the next one begins. Other processes compile
+the tile sizes while this one compiles the layers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ops.tiny import kernels, model, sinkhorn
+from ops.tiny import kernels, middle, model, sinkhorn
 from ops.tiny.kernels import BLOCK, Tile
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ROWS, LENGTH = 4, 8192
 COMPILERS = 10  # processes
-SHOWN = 25  # kernels of the table
+SHOWN = 40  # kernels of the table
 LAYERS = {r: model.TINY.ratios.count(r) for r in (0, 4, 128)}
 began = time.monotonic()
 
@@ -53,6 +53,7 @@ STEPS = {  # of the largest sizes that do not spill
     "forward": [(16, 64, 4, 128), (16, 64, 8, 128), (32, 32, 4, 128), (32, 64, 8, 128)],
     "backward": [(16, 64, 8, 128), (16, 64, 4, 168), (16, 32, 4, 128), (32, 32, 4, 168)],
 }
+MIDDLES = [(8, 4), (16, 8), (16, 4)]  # both ways; 8 channels a thread, then 16
 WITHIN = {  # which tiles an operation uses
     "attend": ("attend",), "attend_backward": ("attend_q", "attend_raw", "attend_rows"),
     "scores": ("scores",), "choose": ("choose",), "align": ("align",),
@@ -147,6 +148,19 @@ def step_backward(args: tuple[Any, ...]) -> Callable[[], Any]:
     return lambda: torch.ops.tiny.step_backward(*grads, *args[:8], out, z, gram, *args[8:])
 
 
+def middle_inputs(n: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Any, ...]:
+    """Of `middle.middle` for n tokens, some beyond the clamp."""
+    g = model.TINY
+    n_experts, clamp = g.n_experts + 1, g.expert_clamp[0]
+    ab = torch.randn(n, 2 * n_experts * g.expert_width, device="cuda") * clamp / 2
+    return ab.to(dtype), torch.rand(n, n_experts, device="cuda"), clamp, True
+
+
+def middle_backward(args: tuple[Any, ...]) -> Callable[[], Any]:
+    grad = torch.randn_like(torch.ops.tiny.middle(*args))
+    return lambda: torch.ops.tiny.middle_backward(grad, *args[:3])
+
+
 # --- compiling ahead -----------------------------------------------------------------------------
 
 
@@ -157,6 +171,9 @@ def _compile(what: tuple[str, Any]) -> str:
         if name in STEPS:
             sinkhorn.TILES[name] = tile
             step_backward(step_inputs(256))()
+        elif name == "middle":
+            middle.TILES.update(forward=tile, backward=tile)
+            middle_backward(middle_inputs(256))()
         else:
             kernels.TILES[name] = tile
             op = next(op for op, names in WITHIN.items() if name in names)
@@ -239,6 +256,24 @@ def check_step() -> None:
             for n, a, b, c in zip(names, *found, strict=True)
         ]
         print(f"step, streams in {dtype}:", ", ".join(far), flush=True)
+
+
+def check_middle() -> None:
+    """In brackets: torch with the same roundings."""
+    for dtype in (torch.float32, torch.bfloat16):
+        ab, w, *how = middle_inputs(1000, dtype)  # the last program has no full tile
+        away, found = torch.randn(1000, ab.shape[1] // 2, device="cuda"), []
+        for way, x in (
+            (middle._reference, ab.float()), (middle.middle, ab), (middle._reference, ab)
+        ):  # fmt: skip
+            v = x.clone().requires_grad_(), w.clone().requires_grad_()
+            mid = way(*v, *how)
+            found.append([mid, *torch.autograd.grad((mid * away).sum(), v)])
+        far = [
+            f"{n} {apart(b, a):.1e} ({apart(c, a):.1e})"
+            for n, a, b, c in zip(("mid", "dab", "dw"), *found, strict=True)
+        ]
+        print(f"middle in {dtype}:", ", ".join(far), flush=True)
 
 
 def check_model() -> None:
@@ -348,25 +383,36 @@ def tune_parts() -> None:
                 kernels.KEY_PART = best[min(best)]
 
 
+def _tune(what: str, tiles: dict[str, Any], name: str, sizes: list[Any], run: Any) -> None:
+    """Time `run` with each of the sizes as tiles[name], and leave the best there."""
+    results = []
+    for size in sizes:
+        before, tiles[name] = tiles[name], size
+        try:
+            results.append((milliseconds(run), size))
+        except Exception as error:
+            print(f"{what} {name} {size}: {str(error)[:200]}", flush=True)
+        finally:
+            tiles[name] = before
+    for ms, size in results:
+        mark = "*" if ms == min(results)[0] else " "
+        print(f"{mark} {what} {name} {size}: {ms:.3f} ms", flush=True)
+    if results:
+        tiles[name] = min(results)[1]
+
+
+def tune_middle() -> None:
+    args = middle_inputs(ROWS * LENGTH)
+    _tune("middle", middle.TILES, "forward", MIDDLES, lambda: torch.ops.tiny.middle(*args))
+    _tune("middle", middle.TILES, "backward", MIDDLES, middle_backward(args))
+
+
 def tune_step() -> None:
     args = step_inputs(ROWS * LENGTH)
     backward = step_backward(args)
     ops = {"forward": lambda: torch.ops.tiny.step(*args), "backward": backward}
     for name, sizes in STEPS.items():
-        results = []
-        for size in sizes:
-            before, sinkhorn.TILES[name] = sinkhorn.TILES[name], size
-            try:
-                results.append((milliseconds(ops[name]), size))
-            except Exception as error:
-                print(f"step {name} {size}: {str(error)[:200]}", flush=True)
-            finally:
-                sinkhorn.TILES[name] = before
-        for ms, size in results:
-            mark = "*" if ms == min(results)[0] else " "
-            print(f"{mark} step {name} {size}: {ms:.3f} ms", flush=True)
-        if results:
-            sinkhorn.TILES[name] = min(results)[1]
+        _tune("step", sinkhorn.TILES, name, sizes, ops[name])
     comb = torch.randn(ROWS * LENGTH, 4, 4, device="cuda")
     m, divisors = torch.ops.tiny.sinkhorn(comb, 20)
     f = milliseconds(lambda: torch.ops.tiny.sinkhorn(comb, 20))
@@ -502,6 +548,7 @@ def main() -> None:
           f"{torch.cuda.get_device_name()}", flush=True)  # fmt: skip
     wanted = [(n, t) for n, sizes in CANDIDATES.items() for t in sizes]
     wanted = [(n, t) for n, sizes in STEPS.items() for t in sizes] + wanted  # slow ones first
+    wanted += [("middle", t) for t in MIDDLES]
     pool = multiprocessing.get_context("spawn").Pool(COMPILERS)
     ahead = pool.map_async(_compile, wanted, chunksize=1)
     for ratio, kind, is_dense in (
@@ -515,6 +562,8 @@ def main() -> None:
             check_choice(kind)
     with part("hyper-connections against torch in f32 (products of f32 are in tf32)"):
         check_step()
+    with part("the middle of the experts against torch in f32"):
+        check_middle()
     with part("the whole model, eager"):
         check_model()
     whole = Whole()
@@ -524,23 +573,26 @@ def main() -> None:
         for failure in filter(None, ahead.get(timeout=240)):
             print(failure, flush=True)
     pool.terminate()
+    with part("hyper-connections (tokens, channels, warps, registers)"):
+        tune_step()
+    with part("the middle of the experts (tokens, warps)"):
+        tune_middle()
     with part("tile sizes (tokens, keys, warps, stages), ms, * best"):
         tune()
     with part("parts of the compressed keys' queries, ms"):
         tune_parts()
-    with part("hyper-connections (tokens, channels, warps, registers)"):
-        tune_step()
+    print("\nbest:", kernels.TILES, kernels.PARTS, kernels.KEY_PART, sinkhorn.TILES,
+          middle.TILES)  # fmt: skip
+    for kind in ("packed", "whole"):
+        with part(f"whole step, {kind}"):
+            whole.whole(kind)
+    with part("head"):
+        whole.head()
     for kind in ("packed", "whole"):
         with part(f"layers, {kind}"):
             whole.layers(kind)
-    with part("head"):
-        whole.head()
-    for kind in ("whole", "packed"):
-        with part(f"whole step, {kind}"):
-            whole.whole(kind)
     with part("launches"):
         whole.eager_ms()
-    print("\nbest:", kernels.TILES, kernels.PARTS, kernels.KEY_PART, sinkhorn.TILES)
     print(f"[{time.monotonic() - began:.0f} s]")
 
 

@@ -218,18 +218,18 @@ def tool_use(w: Words, rounds: int = 0) -> Dialogue:
     for i in range(rounds):
         last = i == rounds - 1
         x = r.random()
-        if x < 0.09:
+        if x < 0.08:
             turns += _plain(w, made)
         elif x < 0.23:
             turns += _refused(w, made)
-        elif x < 0.4:
+        elif x < 0.45:
             found = _together(w, made)
             if found is not None:
                 text, each, calls = found
                 turns += _calling(text, calls)
                 if not last or r.random() < 0.5:
                     turns += _results(w, each, calls)
-        elif x < 0.45 and len(made) > 1:
+        elif x < 0.49 and len(made) > 1:
             turns += _chained(w, *(_fresh(w, m) for m in r.sample(made, 2)))
         else:
             turns += _one(w, _fresh(w, r.choice(made)), last and r.random() < 0.5)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ops.tiny.dialogue import dialogue
+from ops.tiny.tasks.phrasing import TABLES, expanded
 from ops.tiny.words import POOLS, Words
 
 if TYPE_CHECKING:
@@ -360,76 +361,43 @@ class Story:
 # --- how it is asked -----------------------------------------------------------------------------
 
 MARKED = 0.04  # share of questions behind a word that means nothing
-BEFORE = ["Please tell me: ", "One question: ", "So, ", "Quick question: ", "I need to know: ",
-          "Based on the text, ", "According to the text, ", "Now tell me: ", "Next: ",
-          "Please, ", "Then: ", "In the text, ", "Look again: ", "My question: ", "Now: ",
-          "Tell me: ",
-          "I wonder: ", "From the text: ", "As far as you can read, ", "Can you see it: ",
-          "Using the text, ", "By the text, ", "Judging from the text, ", "And: ", "Well, ",
-          "Question: ", "Q: ", "Another question: ", "Reading this, ",
-          "You have read it: "]  # fmt: skip
-BEFORE_UNSEEN = ["Here is my question: ", "Going by what is written, ", "From what you read, "]
-BARE = ["Only the value.", "Just the value.", "Only the answer.", "Give only the value.",
-        "Only the answer, nothing else.", "No sentence, just the answer.", "Just the answer.",
-        "Answer with the value only.", "Do not write a sentence.", "Value only.", "Just that.",
-        "The value alone.", "Only that, please.", "Keep it to the value.", "No words around it.",
-        "I want only the value.", "Write the value and stop.", "Short answer.", "Be brief: value.",
-        "The answer alone, please.", "Nothing else.", "Give me just the answer.", "In short.",
-        "Without a sentence.", "Bare value.", "Only the plain value, please."]  # fmt: skip
-BARE_UNSEEN = ["Nothing but the value, please.", "The bare answer will do."]
-ONE_WORD = [
-    "Answer in one word.",
-    "One word.",
-    "One word, please.",
-    "Use one word only.",
-    "Just one word.",
-    "Say it in one word.",
-    "In a word?",
-    "Only one word, please.",
-    "Reply with one word.",
-    "A word, no more.",
-]
-ONE_WORD_UNSEEN = ["A single word is enough."]
-QUOTE = ["Reply with the sentence that says so.", "Quote the sentence that says it.",
-         "Copy the sentence from the text.", "Answer with the exact sentence of the text.",
-         "Give the sentence of the text.", "Show the sentence.", "Which sentence says so?",
-         "Use the words of the text.", "Answer with that sentence.", "The exact words, please.",
-         "Quote it.", "Repeat that sentence.", "Word for word.", "Cite the text.",
-         "Copy the line.", "Write the line that says it.",
-         "I want the exact sentence."]  # fmt: skip
-QUOTE_UNSEEN = ["Cite the sentence word for word.", "Repeat the line where it stands."]
-TRUE = ["Is it true that {}?", "Is this right: {}?", "True or not: {}.", "Yes or no: {}?",
-        "Does the text say that {}?", "Is it right that {}?", "Check this: {}.",
-        "Right or wrong: {}?",
-        "Am I right that {}?", "Is it so that {}?", "Could it be that {}?",
-        "I think that {}. True?",
-        "They say that {}. Is that so?", "Can one say that {}?", "Do you agree that {}?",
-        "Verify: {}.", "Correct: {}?", "So {}?", "I read that {}, yes?"]  # fmt: skip
-TRUE_UNSEEN = ["Can you confirm that {}?", "Is it correct that {}?"]
-ABOUT = ["Repeat the sentence about the {}.", "Quote the sentence about the {}.",
-         "Which sentence is about the {}?", "Give me the exact sentence about the {}.",
-         "Copy what the text says about the {}.", "Find the sentence about the {}.",
-         "Say the line about the {} again.",
-         "The sentence about the {}, please.", "Cite the sentence that tells the {}.",
-         "I need the exact line about the {}.", "Write down the sentence on the {}."]  # fmt: skip
-ABOUT_UNSEEN = ["Write out the sentence on the {} once more.", "What is said of the {}? Cite it."]
-EXTRACT = ["Extract the {}: {}", "Find the {}: {}", "Extract the {} from this sentence: {}",
-           "{1}\nExtract the {0}.", "Which {} is in this sentence? {}", "Get the {} out: {}",
-           "{1} Give me only the {0}.", "Pull out the {}: {}", "Take the {} from this: {}",
-           "What is the {} here? {}", "{1}\nThe {0}, please.", "Tell me the {} in: {}",
-           "Read the {} from this line: {}", "{}: {}", "Only the {} of this: {}",
-           "Copy the {} out of this: {}", "{1} -> {0}?", "Show the {} of: {}",
-           "{1}\nWrite down the {0}.", "Say which {} this holds: {}",
-           "I need the {}: {}"]  # fmt: skip
+ASKED = TABLES["facts"]
+
+
+def _forms(name: str) -> tuple[list[str], list[str]]:
+    """Wordings of a form of phrasings/facts.txt, of training and held out."""
+    seen, unseen = ([p.replace("{x}", "{}") for of in kept for p in of] for kept in ASKED[name])
+    return seen, unseen
+
+
+BEFORE, BEFORE_UNSEEN = ([f"{p} " for p in kept] for kept in _forms("before"))
+BARE, BARE_UNSEEN = _forms("bare")
+ONE_WORD, ONE_WORD_UNSEEN = _forms("one word")
+QUOTE, QUOTE_UNSEEN = _forms("quote")
+TRUE, TRUE_UNSEEN = _forms("true")
+ABOUT, ABOUT_UNSEEN = _forms("about")
+LIST, LIST_UNSEEN = _forms("list")
+INTROS, INTROS_UNSEEN = _forms("intro")
+EXTRACT = [  # with the sentence, which may be a line of its own
+    form
+    for pattern in (
+        "{Extract|Find|Fetch|Copy|Isolate|Note|Get|Grab|Read} the {}{| in this| here}: {}",
+        "{Pull|Take|Cut|Copy|Read|Filter|Get} the {} {out|out of this|from this line|here}: {}",
+        "{Which|What} {} {is in this sentence|does this hold|is named here|do you see here}? {}",
+        "{Tell me|Show me|Give me|I need|I want|Say|Write down} {the|only the|just the} {}: {}",
+        "{The|Only the|Just the} {} {of this|in this|from this sentence}{|, please}: {}",
+        "What is the {} {here|in this|in this line|of this sentence}? {}",
+        "{Say|Tell me} which {} {this holds|is in this|this is about}: {}",
+        "{Look for|Search for|Pay attention to|All I need is|I care for} the {}: {}",
+        "{1}\n{Extract|Give me|Write down|Copy|Fetch|Name|Find|Show} the {0}.",
+        "{1}\n{The|Only the|Just the} {0}{|, please}.",
+        "{1}\n{Which|What} {0} {is it|is that|is named|do you find}?",
+        "{1} {Give me only|I only need|Tell me just|Now say} the {0}.",
+        "{}: {}", "{1} -> {0}?", "{1} ({0}?)", "{0} in \"{1}\"",
+    )
+    for form in expanded(pattern)
+]  # fmt: skip
 EXTRACT_UNSEEN = ["Pick the {} from: {}", "{1}\nWhat is the {0} in there? Only that."]
-LIST = ["List all {}.", "List the {} in the text.", "Which {} are in the text?", "Name all {}.",
-        "Extract all {}.", "Find all {} in the text.", "Give me a list of the {}.",
-        "Write down all {}, separated by commas.", "Show every one of the {}.", "All {}, please.",
-        "What {} does the text have?", "Give the {} in order.", "{} in the text?",
-        "Tell me all {}.",
-        "Enumerate the {}.", "Get all {}.", "Pull out the {}.",
-        "I need the {} in their order."]  # fmt: skip
-LIST_UNSEEN = ["Collect the {} in their order.", "Tell me every one of the {} in there."]
 # Types of which a text can be asked for all: what they are called, and what looks like them.
 _NUMBERS = "int number decimal small percent age tall year price phone version ip code scrambled"
 LISTED = {
@@ -593,10 +561,6 @@ ASIDES = ["That is all for today.", "Please read this with care.", "Here is the 
           "As you may know, much has changed.", "We talked about it for an hour.",
           "Let us go on.", "So much for that.", "This is not a secret.", "Ask if in doubt.",
           "I was asked to write this down.", "The rest can wait."]  # fmt: skip
-INTROS = ["Text:", "Here is a text:", "Read this:", "Here are some notes:", "Notes:", "Context:",
-          "The text:", "Facts:", "Read the text and answer.", "This is what I know:",
-          "Some facts:", "Document:", "Use this text:", "# Notes", "Information:"]  # fmt: skip
-INTROS_UNSEEN = ["Consider this text:", "Background:", "What follows is a report:"]
 LAYOUTS = ("text", "paragraphs", "dashes", "stars", "numbers", "brackets", "lines", "pairs",
            "email", "note", "chat")  # fmt: skip
 _LAYOUT_WEIGHTS = (34, 6, 10, 4, 8, 3, 9, 9, 6, 4, 7)

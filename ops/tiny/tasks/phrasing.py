@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from math import isqrt
 from pathlib import Path
@@ -53,11 +54,16 @@ def expanded(pattern: str) -> list[str]:
     return [pattern]
 
 
+@cache
+def _tokens(phrase: str) -> tuple[str, ...]:
+    return tuple(t.strip("?.:,!") for t in phrase.lower().split())
+
+
 def near(phrase: str, held: str) -> bool:
     """Whether a phrasing is a held-out one but for a word put in, left out or exchanged. A held-out
     one of a single word and places is only near itself: any other verb would differ in one word."""
-    a, b = ([t.strip("?.:,!") for t in p.lower().split()] for p in (phrase, held))
-    if a == b or sum("{" not in t for t in b) < 2:
+    a, b = _tokens(phrase), _tokens(held)
+    if a == b or abs(len(a) - len(b)) > 1 or sum("{" not in t for t in b) < 2:
         return a == b
     same = 0
     while same < min(len(a), len(b)) and a[same] == b[same]:
@@ -232,20 +238,31 @@ def _first_words() -> Iterator[str]:
 
 _FIRST = frozenset(_first_words())  # words of instructions that may lose their capital
 _VERBS = frozenset(
-    """Add Alphabetize Answer Append Apply Arrange Ask Attach Begin Break Bring Build Calculate Call
-    Capitalize Cast Change Check Choose Clean Close Collect Combine Compare Complete Compute
-    Concatenate Connect Continue Convert Copy Correct Count Create Cross Cut Decide Decode
-    Deduplicate Define Delete Describe Divide Do Double Draw Dress Drop Echo Enclose Encode End
-    Enlarge Enumerate Erase Evaluate Exchange Exclude Explain Export Express Extend Extract Fetch
-    Fill Filter Find Finish Flatten Flip Follow Form Format Frame Fuse Get Give Glue Go Grep
-    Halve Have Hyphenate Include Increase Insert Interchange Invert Join Keep Kick Lay Lead Leave
-    Let Link List Look Lookup Lower Make Map Mark Merge Mirror Multiply Name Number Omit Open
-    Order Output Overwrite Parse Pick Print Produce Pull Put Raise Rank Read Reckon Reduce Remove
-    Rename Render Repeat Replace Reply Reproduce Respond Return Reverse Rewrite Say Search Select
-    Send Separate Set Share Shorten Shout Show Skip Solve Sort Space Speak Spell Split Spread
-    Stack Start Stick Stop Store Stretch Strike String Strip Structure Substitute Subtract Sum
-    Surround Swap Switch Tag Take Tally Tell Throw Trade Transform Translate Turn Type Unite
-    Unset Update Uppercase Lowercase Use Work Wrap Write""".split()
+    """Add Alphabetize Amend Answer Append Apply Arrange Ask Assemble Attach Begin Bind Bracket
+    Break Bring Build Calculate Call Cancel Capitalize Cast Chain Change Check Choose Cite Clean
+    Clear Close Collapse Collect Combine Compare Complete Compose Compute Concatenate Condense
+    Connect Construct Consult Continue Convert Copy Correct Count Create Cross Cut Decide Decode
+    Decrement Deduct Deduplicate Define Delete Deliver Describe Determine Dictate Diminish
+    Discard Display Dissect Divide Do Double Draw Dress Drop Dump Duplicate Echo Edit Eliminate
+    Embed Emit Encase Enclose Encode End Enlarge Enter Enumerate Erase Evaluate Exchange Exclude
+    Expand Explain Export Express Extend Extract Fetch File Fill Filter Find Finish Flank
+    Flatten Flip Fold Follow Form Format Frame Fuse Gather Generate Get Give Glue Go Grab Grant
+    Grep Halve Hand Have Highlight Hyphenate Identify Ignore Imitate Include Increase Increment
+    Inform Insert Interchange Interpret Invert Isolate Itemize Join Jump Keep Kick Label Lay
+    Lead Leave Lengthen Lessen Let Limit Link List Locate Look Lookup Lower Lowercase Make Map
+    Mark Match Mend Mention Merge Mimic Mirror Modify Move Multiply Name Nest Note Number Obtain
+    Omit Open Order Organize Output Overwrite Pack Parrot Parse Pass Paste Phrase Pick Place
+    Point Pool Populate Pour Prefix Prepend Present Press Print Produce Prune Pull Purge Put
+    Quote Raise Rank Read Rearrange Recast Recite Reckon Record Reduce Reformat Relabel Relay
+    Remove Rename Render Reorder Reorganize Repeat Replace Replicate Reply Report Represent
+    Reproduce Reset Reshape Resolve Respond Restate Retain Retitle Retrieve Return Retype Reveal
+    Reverse Rewrite Save Say Scan Scrap Search Seek Select Send Separate Serialize Set Share
+    Shift Shorten Shout Show Simplify Single Skip Solve Sort Space Speak Spell Split Spot Spread
+    Squeeze Stack Start State Step Stick Stitch Stop Store Straighten Stretch Strike String
+    Strip Structure Substitute Subtract Sum Supplement Surround Swap Switch Tabulate Tag Take
+    Tally Tell Test Throw Tidy Total Trade Transcribe Transform Translate Transpose Trim Turn
+    Type Unite Unset Unwrap Update Uppercase Use Verify Weed Weigh Widen Wipe Withdraw Work Wrap
+    Write Yell""".split()
 )
 # What else stands around a task in training: words before its text and after it.
 _LABELS = """Given:|Input:|Here it is:|This is given:|I have this:|Look at this:|Take this:|Here:|

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ops.tiny.words import Words
 
 SCHEMA = TABLES["schema_json"]
+WORN = 0.2  # share of sentences with a word that says nothing
 # Kinds of values that a text can show without naming the property.
 SAID = TABLES["said"]
 # The type of each, and names that say it.
@@ -315,8 +316,22 @@ def _sentence(w: Words, p: Property, value: Any) -> str:
         return chosen(w, SAID["flag" if value else "not flag"]).format(p.flag)
     said = _value_said(w, p, value, "; ")
     if p.label:
-        return chosen(w, SAID["labelled"]).format(l=p.label, v=said)
-    return chosen(w, SAID[p.kind]).format(said)
+        return _worn(w, chosen(w, SAID["labelled"])).format(l=p.label, v=said)
+    return _worn(w, chosen(w, SAID[p.kind])).format(said)
+
+
+def _worn(w: Words, form: str) -> str:
+    """A wording, in training now and then with one of its words replaced by any other: a reader
+    finds the value by where it stands and by what it is."""
+    if w.unseen or w.rng.random() >= WORN:
+        return form
+    words = form.split(" ")
+    places = [i for i, word in enumerate(words) if len(word) >= 2 and word.isalpha()]
+    if places:
+        i = w.rng.choice(places)
+        new = w.any_word() if w.rng.random() < 0.5 else w.draw("word")
+        words[i] = new.capitalize() if words[i][0].isupper() else new
+    return " ".join(words)
 
 
 def _stray(w: Words, made: list[Property], kinds: set[str]) -> Property:

@@ -27,7 +27,7 @@ _ANYTHING = ("web", "search", "shell", "bash", "command", "exec", "run", "ask", 
 
 def make(w: Words) -> Made:
     x = w.rng.random()
-    share = 0.7 if w.unseen else 0.56
+    share = 0.7 if w.unseen else 0.64
     return known(w) if x < share else composed(w) if x < (1 + share) / 2 else implied(w)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ops.tiny.words import Words
 
 RENAMED = 0.25  # share of tools whose own words are replaced by invented ones
-NOISE = 0.12  # share of requests in which a word that does not matter is replaced
+NOISE = 0.18  # share of requests in which a word that does not matter is replaced
 # Verbs that say nothing about which tool it is.
 _GENERIC = frozenset(
     """make show list find read open info data name with from lookup fetch check create delete
