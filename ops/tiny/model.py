@@ -6,7 +6,7 @@ masks are cheap and a dialogue sees what it would see alone. Roundings of spec/n
 are simulated with the gradient passed straight through. The experts are computed all, as one wide
 feed-forward whose middle is multiplied by the router's weights: at this size that is the fast way.
 What torch's compiler does badly is written by hand: attention and indexer in kernels.py, the
-hyper-connections in sinkhorn.py.
+hyper-connections in sinkhorn.py, the middle of the experts in middle.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from ds4d.model.synth import geometry
 from ops.tiny.kernels import BLOCK, Index, attend, spans
+from ops.tiny.middle import middle
 from ops.tiny.sinkhorn import end, mix, sinkhorn, step
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def experts(
     w = s * table
     w = g.expert_scale * w / w.sum(-1, keepdim=True).clamp_min(2.0**-14)
     w = F.pad(w, (0, 1), value=1.0)  # the shared expert
-    width, inner = g.width, g.expert_width
+    width = g.width
     wide = torch.cat(
         [p["ffn_gate_exps.weight"].view(-1, width), p["ffn_gate_shexp.weight"],
          p["ffn_up_exps.weight"].view(-1, width), p["ffn_up_shexp.weight"]]
@@ -241,11 +242,9 @@ def experts(
         [p["ffn_down_exps.weight"].permute(1, 0, 2).reshape(width, -1), p["ffn_down_shexp.weight"]],
         1,
     )
-    clamp = g.expert_clamp[0]
-    a, b = product(int8_blocks(h, q), wide, q).float().chunk(2, -1)
-    mid = F.silu(a.clamp(max=clamp)) * b.clamp(-clamp, clamp)
-    mid = (mid.unflatten(-1, (-1, inner)) * w[..., None]).flatten(-2)
-    return product(int8_blocks(mid, q), down, q), table.mean((0, 1))
+    ab = product(int8_blocks(h, q), wide, q)
+    mid = middle(ab.flatten(0, 1), w.flatten(0, 1), g.expert_clamp[0], q.activations)
+    return product(mid.view(*h.shape[:2], -1), down, q), table.mean((0, 1))
 
 
 # --- the whole -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import triton.language as tl  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
 
 from ds4d.model.synth import geometry  # noqa: E402
-from ops.tiny import kernels, model, sinkhorn  # noqa: E402
+from ops.tiny import kernels, middle, model, sinkhorn  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +38,7 @@ def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(kernels.TILES, "choose", tile)
     for name in sinkhorn.TILES:
         monkeypatch.setitem(sinkhorn.TILES, name, (16, 32, 4, 128))
+        monkeypatch.setitem(middle.TILES, name, (32, 4))
     monkeypatch.setattr(kernels, "PARTS", {4: 256, 128: 128})
     monkeypatch.setattr(kernels, "KEY_PART", 128)
     torch.manual_seed(5)
@@ -173,6 +174,67 @@ def test_the_mixing_matrix_and_its_gradient_are_those_of_torch(
         found.append((M, *torch.autograd.grad((M * away).sum(), comb)))
     for want, got in zip(*found, strict=True):
         assert apart(got, want) < 1e-5
+
+
+def gates_and_ups(n: int, n_experts: int, n_channels: int, clamp: float) -> Tensor:
+    """[n, 2 E C], a third of them beyond the clamp, some exactly at its bounds."""
+    ab = torch.randn(n, 2 * n_experts * n_channels) * clamp
+    ab[1::5, ::3], ab[2::5, ::3] = clamp, -clamp
+    return ab
+
+
+@pytest.mark.parametrize("is_rounded", [False, True])
+@pytest.mark.parametrize("n_tokens", [32, 37])
+def test_the_middle_of_the_experts_and_its_gradients_are_those_of_torch(
+    n_tokens: int, is_rounded: bool
+) -> None:
+    E, C, clamp = 3, 64, 1.5
+    ab, w = gates_and_ups(n_tokens, E, C, clamp).requires_grad_(), normal(n_tokens, E)
+    with torch.no_grad():
+        w[3] = 0.0  # blocks of nothing
+    found = []
+    for way in (middle._reference, middle.middle):
+        mid = way(ab, w, clamp, is_rounded)
+        torch.manual_seed(1)
+        found.append([mid, *torch.autograd.grad((mid * torch.randn_like(mid)).sum(), (ab, w))])
+    (want, *grads), (got, *got_grads) = found
+    if is_rounded:
+        exact = middle._reference(ab, w, clamp, False)
+        assert torch.equal(want, model.int8_blocks(exact, model.Precision(torch.float32)))
+        # The last bit of a sigmoid may decide a number that lies between two steps.
+        blocks, steps = want.unflatten(-1, (-1, 32)), got.unflatten(-1, (-1, 32))
+        d = blocks.abs().amax(-1, keepdim=True) / 127
+        off = ((steps - blocks) / d.clamp_min(1e-20)).abs()
+        assert off.max() < 1.01
+        assert (off > 1e-3).sum() <= 2
+        assert (blocks.abs() > 126.9 * d)[d[..., 0] > 0].any(-1).all()  # the largest: 127 steps
+    else:
+        assert apart(got, want) < 1e-6
+    for name, a, b in zip(("ab", "w"), grads, got_grads, strict=True):
+        assert apart(b, a) < 1e-6, name
+    (a, b), (da, db) = ab.detach().chunk(2, -1), got_grads[0].chunk(2, -1)
+    has_weight = (w != 0).repeat_interleave(C, 1)
+    assert torch.equal(da != 0, (a <= clamp) & has_weight)
+    assert torch.equal(db != 0, (b.abs() <= clamp) & has_weight)
+
+
+def test_the_middle_takes_bf16() -> None:
+    E, C, clamp = 3, 32, 2.0
+    ab, w = gates_and_ups(21, E, C, clamp).bfloat16().requires_grad_(), normal(21, E)
+    away, found = torch.randn(21, E * C), []
+    for way in (middle._reference, middle.middle):
+        mid = way(ab, w, clamp, True)
+        found.append([mid, *torch.autograd.grad((mid * away).sum(), (ab, w))])
+    for i, (want, got) in enumerate(zip(*found, strict=True)):
+        assert got.dtype == want.dtype, i
+        assert apart(got, want) < 8e-3, i  # the interpreter cuts where a GPU rounds
+
+
+def test_the_middle_keeps_what_is_no_number() -> None:
+    ab, w = torch.zeros(2, 128), torch.ones(2, 1)
+    ab[0, 3] = ab[1, 70] = torch.nan
+    mid = middle.middle(ab, w, 10.0, False)
+    assert mid.isnan().nonzero().tolist() == [[0, 3], [1, 6]]
 
 
 SMALL = replace(
