@@ -58,11 +58,11 @@ def short(w: Words, stage: float) -> Dialogue:
         return about.chat(w)
     if x < 0.08:
         return dialogue(w, "paragraph", [prose.paragraph(w)])
-    if x < 0.25:
+    if x < 0.22:
         return facts.extraction(w)
-    if x < 0.41:
+    if x < 0.34:
         return dialogue(w, "easy", _steps(w, _EASY, r.choice((1, 2, 3, 4))))
-    if x < 0.58:
+    if x < 0.48:
         return objects.schema_json(w)
     return calls.tool_use(w)
 

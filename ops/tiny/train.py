@@ -287,6 +287,7 @@ class Run:
             else:
                 at = export.load(Path(args.resume), self.trainer.model)
                 self.say(f"resumed at {at}")
+        self.trainer.scale = args.rate
         n = sum(p.numel() for p in self.trainer.optimiser.params)
         self.say(f"{self.world} x {self.trainer.device}, {n:,} parameters, "
                  f"{self.world * args.rows * args.length:,} tokens a step")  # fmt: skip
@@ -401,6 +402,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a row")
     parser.add_argument("--workers", type=int, default=14, help="processes that make data, in all")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--rate", type=float, default=1.0, help="share of the full learning rate")
     parser.add_argument("--warm", type=int, default=150, help="steps of warm-up")
     parser.add_argument("--reserve", type=float, default=30.0, help="seconds kept for the end")
     parser.add_argument("--save-every", type=float, default=90.0, help="seconds, checkpoints")

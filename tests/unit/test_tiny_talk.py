@@ -11,6 +11,7 @@ import pytest
 
 from ops.tiny.tasks import about, prose
 from ops.tiny.tasks.about.stanzas import SIGNS, TableError, parse, read_named
+from ops.tiny.tasks.alternatives import expanded
 from ops.tiny.words import Words
 
 if TYPE_CHECKING:
@@ -141,8 +142,8 @@ def test_training_asks_nothing_unknown_in_a_way_kept_for_evaluation() -> None:
 
 
 def test_alternatives_are_expanded_with_the_slots_in_them() -> None:
-    assert about.expanded("{Hi|Hey} {name}") == ["Hi {name}", "Hey {name}"]
-    assert about.expanded("{a {food}|b}{.|!}") == ["a {food}.", "a {food}!", "b.", "b!"]
+    assert expanded("{Hi|Hey} {name}") == ["Hi {name}", "Hey {name}"]
+    assert expanded("{a {food}|b}{.|!}") == ["a {food}.", "a {food}!", "b.", "b!"]
     every = [x for t in about.TOPICS for side in t.asks for x in side]
     assert not any("|" in x for x in every + about.UNKNOWN_ASKS[0] + about.WHO[0])
 

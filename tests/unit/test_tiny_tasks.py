@@ -14,6 +14,7 @@ import pytest
 
 from ops.tiny.dialogue import Dialogue
 from ops.tiny.tasks import copying, formats, lists, lookup, objects, schema_json, sums
+from ops.tiny.tasks.alternatives import expanded
 from ops.tiny.tasks.copying import COPY, JOINS, MARKS
 from ops.tiny.tasks.formats import FORMAT, SEPARATORS, WRAPS
 from ops.tiny.tasks.lists import LIST, NOTHING
@@ -25,7 +26,6 @@ from ops.tiny.tasks.phrasing import (
     NUMBERS,
     TABLES,
     Asked,
-    expanded,
     near,
     parse,
     posed,

@@ -220,16 +220,16 @@ def tool_use(w: Words, rounds: int = 0) -> Dialogue:
         x = r.random()
         if x < 0.08:
             turns += _plain(w, made)
-        elif x < 0.23:
+        elif x < 0.26:
             turns += _refused(w, made)
-        elif x < 0.45:
+        elif x < 0.47:
             found = _together(w, made)
             if found is not None:
                 text, each, calls = found
                 turns += _calling(text, calls)
                 if not last or r.random() < 0.5:
                     turns += _results(w, each, calls)
-        elif x < 0.49 and len(made) > 1:
+        elif x < 0.51 and len(made) > 1:
             turns += _chained(w, *(_fresh(w, m) for m in r.sample(made, 2)))
         else:
             turns += _one(w, _fresh(w, r.choice(made)), last and r.random() < 0.5)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ops.tiny.dialogue import dialogue
-from ops.tiny.tasks.phrasing import TABLES, expanded
+from ops.tiny.tasks.alternatives import expanded
+from ops.tiny.tasks.phrasing import TABLES
 from ops.tiny.words import POOLS, Words
 
 if TYPE_CHECKING:

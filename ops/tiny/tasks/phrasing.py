@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
 from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ops.tiny.tasks.alternatives import balanced, expanded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,26 +33,6 @@ NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
            "eleven", "twelve"]  # fmt: skip
 
 # --- tables of phrasings --------------------------------------------------------------------------
-
-
-def expanded(pattern: str) -> list[str]:
-    """Every phrasing that `{one|another}` stands for; `{k}` is a place and stays. Groups nest."""
-    for start, sign in enumerate(pattern):
-        if sign != "{":
-            continue
-        depth, cuts = 0, [start]
-        for end in range(start, len(pattern)):
-            depth += {"{": 1, "}": -1}.get(pattern[end], 0)
-            if not depth:
-                break
-            if depth == 1 and pattern[end] == "|":
-                cuts.append(end)
-        if len(cuts) > 1:
-            cuts.append(end)
-            parts = [pattern[a + 1 : b] for a, b in pairwise(cuts)]
-            before, behind = pattern[:start], pattern[end + 1 :]
-            return [done for part in parts for done in expanded(before + part + behind)]
-    return [pattern]
 
 
 @cache
@@ -114,7 +95,7 @@ class _Form:
         said = f"{self.where}: {pattern!r}"
         if not pattern.isascii():
             raise ValueError(f"{said} is not ASCII, which is all that training writes")
-        if not _balanced(pattern):
+        if not balanced(pattern):
             raise ValueError(f"{said} has a brace without its partner; write {{one|another}}")
         made = expanded(pattern)
         for phrase in made:
@@ -149,15 +130,6 @@ class _Form:
                 )
             found += [kept] * min(3, isqrt(len(kept)))
         return found, [[phrase] for phrase in held]
-
-
-def _balanced(pattern: str) -> bool:
-    depth = 0
-    for sign in pattern:
-        depth += {"{": 1, "}": -1}.get(sign, 0)
-        if depth < 0:
-            return False
-    return not depth
 
 
 def _listed(places: set[str], optional: Iterable[str] = ()) -> str:

@@ -22,6 +22,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ops.tiny.tasks.alternatives import balanced, expanded
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Mapping
     from pathlib import Path
@@ -29,21 +31,11 @@ if TYPE_CHECKING:
 Phrasings = tuple[list[str], list[str]]  # for training; held out
 
 SIGNS = {"=": "the answer", "?": "phrasings for training", "!": "phrasings held out"}
-_EITHER = re.compile(r"\{((?:[^{}|]|\{\w+\})*(?:\|(?:[^{}|]|\{\w+\})*)+)\}")
 _SLOT = re.compile(r"\{(\w*)\}")
 
 
 class TableError(Exception):
     """A stanza that does not follow the format; says where and what would be right."""
-
-
-def expanded(text: str) -> list[str]:
-    """The phrasings that a text with alternatives stands for: `{Hi|Hey} {name}` for two."""
-    found = _EITHER.search(text)
-    if found is None:
-        return [text]
-    before, after = text[: found.start()], text[found.end() :]
-    return [x for one in found[1].split("|") for x in expanded(f"{before}{one}{after}")]
 
 
 def together(*many: Phrasings) -> Phrasings:
@@ -111,11 +103,14 @@ class Stanza:
             raise self.error(f"{text!r}: a phrasing stands on both sides of ` / `")
         if not text.isascii():
             raise self.error(f"{text!r}: expected ASCII only")
+        braces = f"{text!r}: braces hold a slot {{name}} or alternatives {{a|b}}"
+        if not balanced(text):
+            raise self.error(braces)
         out = expanded(text)
         for phrasing in out:
             bare = _SLOT.sub("", phrasing)
             if "{" in bare or "}" in bare:
-                raise self.error(f"{text!r}: braces hold a slot {{name}} or alternatives {{a|b}}")
+                raise self.error(braces)
             if phrasing != " ".join(phrasing.split()):
                 raise self.error(f"{text!r}: one blank stands between words, none around them")
             if "|" in bare:
