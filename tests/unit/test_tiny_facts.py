@@ -46,8 +46,8 @@ FILLER = [
     f"his own house, and the {word} was upon them until the evening."
     for who, word in [("he", "peace"), ("David", "rain"), ("Esther", "bread"), ("they", "stone")]
 ]
-TAILS = {*BARE, *facts.BARE_UNSEEN, *ONE_WORD, *facts.ONE_WORD_UNSEEN, *QUOTE,
-         *facts.QUOTE_UNSEEN}  # fmt: skip
+_TAILS = (BARE, facts.BARE_UNSEEN, ONE_WORD, facts.ONE_WORD_UNSEEN, QUOTE, facts.QUOTE_UNSEEN)
+TAILS = sorted({tail for tails in _TAILS for tail in tails}, key=len, reverse=True)
 HEADS = sorted([*BEFORE, *facts.BEFORE_UNSEEN], key=len, reverse=True)
 
 
