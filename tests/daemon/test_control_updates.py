@@ -210,8 +210,9 @@ async def test_subscriptions_of_one_slow_connection_take_turns(tmp_path) -> None
             (await client.call("subscribe", topics=["sessions"], hz=20))["sub"] for _ in range(2)
         ]
         await anyio.sleep(0.5)  # by now the socket is full
-        seen = [(await client.note("update"))["sub"] for _ in range(12)]
-        assert seen == subs * 6
+        seen = [(await client.note("update"))["sub"] for _ in range(16)]
+        # The first few went out before it was, some of them before the second subscription.
+        assert seen[4:] in (subs * 6, subs[::-1] * 6)
 
 
 async def test_a_slow_reader_loses_the_oldest_and_is_told_how_many(tmp_path) -> None:
