@@ -45,9 +45,9 @@ CANDIDATES = {  # the first are those of kernels.TILES; all without spills
     "attend_rows": _tiles((8, 64, 4, 3), (4, 64, 4, 3), (8, 64, 4, 4)),
     "scores": _tiles((8, 64, 8, 3), (4, 64, 4, 3), (16, 64, 8, 3)),
     "choose": _tiles((4, 256, 4, 1), (2, 256, 2, 1)),
-    "align": _tiles((8, 64, 4, 3), (8, 32, 4, 3)),
+    "align": _tiles((8, 32, 4, 3), (8, 64, 4, 3)),
     "scores_q": _tiles((4, 64, 4, 3), (4, 32, 4, 3), (8, 32, 8, 3)),
-    "scores_keys": _tiles((4, 64, 4, 3), (4, 64, 4, 4), (8, 64, 4, 3)),
+    "scores_keys": _tiles((8, 64, 4, 3), (4, 64, 4, 3), (4, 64, 4, 4)),
 }
 STEPS = {  # of the largest sizes that do not spill
     "forward": [(16, 64, 4, 128), (16, 64, 8, 128), (32, 32, 4, 128), (32, 64, 8, 128)],
