@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DRILLS_UNTIL = 0.12  # of the training: copying first, everything else is made of it
 
 _EASY: list[tuple[Callable[[Words], Step], int]] = [
-    (copying.copying, 4), (copying.lookup, 3), (lists.lists, 5), (lists.sums, 4),
+    (copying.copying, 8), (copying.lookup, 3), (lists.lists, 5), (lists.sums, 4),
     (lists.formats, 4), (objects.pairs, 4), (about.small_talk, 1),
 ]  # fmt: skip
 _SMALL: list[tuple[Callable[[Words], Step], int]] = [
@@ -39,9 +39,9 @@ def small(w: Words) -> Dialogue:
 def _drill(w: Words) -> Dialogue:
     r = w.rng
     x = r.random()
-    if x < 0.35:
+    if x < 0.5:
         return dialogue(w, "copy", [copying.copying(w) for _ in range(r.randint(1, 5))])
-    if x < 0.65:
+    if x < 0.7:
         return dialogue(w, "lookup", [copying.lookup(w) for _ in range(r.randint(1, 4))])
     if x < 0.8:
         return copying.recall(w, r.randint(8, 40))
@@ -51,18 +51,18 @@ def _drill(w: Words) -> Dialogue:
 def short(w: Words, stage: float) -> Dialogue:
     """A dialogue of up to some two thousand tokens. `stage` 0..1 is how far the training is."""
     r = w.rng
-    if r.random() < (0.36 if stage < DRILLS_UNTIL else 0.12):
+    if r.random() < (0.36 if stage < DRILLS_UNTIL else 0.14):
         return _drill(w)
     x = r.random()
-    if x < 0.06:
+    if x < 0.05:
         return about.chat(w)
-    if x < 0.08:
+    if x < 0.07:
         return dialogue(w, "paragraph", [prose.paragraph(w)])
-    if x < 0.22:
+    if x < 0.19:
         return facts.extraction(w)
-    if x < 0.34:
+    if x < 0.32:
         return dialogue(w, "easy", _steps(w, _EASY, r.choice((1, 2, 3, 4))))
-    if x < 0.48:
+    if x < 0.41:
         return objects.schema_json(w)
     return calls.tool_use(w)
 

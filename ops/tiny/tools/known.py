@@ -11,10 +11,13 @@ from ops.tiny.tools.made import Made
 from ops.tiny.tools.values import Json, join, schema, value
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ops.tiny.catalog import Entry, Kind, Request
     from ops.tiny.words import Words
 
 RENAMED = 0.25  # share of tools whose own words are replaced by invented ones
+IMPLYING = 0.25  # how often a request comes that says a value without naming it, beside others
 NOISE = 0.18  # share of requests in which a word that does not matter is replaced
 # Verbs that say nothing about which tool it is.
 _GENERIC = frozenset(
@@ -47,7 +50,7 @@ def from_entry(w: Words, entry: Entry) -> Made:
     r = w.rng
     name = r.choice(entry.names)
     description = r.choice(entry.descriptions)
-    request = r.choice(entry.requests)
+    request = _chosen(w, entry.requests)
     # What words imply is lost with the words.
     may = not (w.unseen or request.implied) and r.random() < RENAMED
     swap = _replaced(w, name, entry, request) if may else {}
@@ -83,7 +86,7 @@ def from_entry(w: Words, entry: Entry) -> Made:
     usable = [q for q in entry.requests if q.used <= chosen.keys() and not (swap and q.implied)]
 
     def again(w: Words) -> Made:
-        return ask(w, w.rng.choice(usable))
+        return ask(w, _chosen(w, usable))
 
     def several(w: Words) -> tuple[str, list[Json]] | None:
         return _listed(w, entry, usable, chosen, swap)
@@ -91,6 +94,14 @@ def from_entry(w: Words, entry: Entry) -> Made:
     out = ask(w, request)
     out.again, out.several = again, several
     return out
+
+
+def _chosen(w: Words, requests: Sequence[Request]) -> Request:
+    """One of them. What a request implies has to be known tool by tool, while the reading of what
+    is said serves every tool: training gets less of the former than the tables hold."""
+    if w.unseen:
+        return w.rng.choice(requests)
+    return w.rng.choices(requests, [IMPLYING if q.implied else 1.0 for q in requests])[0]
 
 
 def _describe(w: Words, alias: str, param: catalog.Param, r: Any) -> str:
