@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ds4d.cpu.arrays import pad, zeros
+from ds4d.cpu.arrays import zeros
 from ds4d.cpu.kernels import attention, index, product
-from ds4d.cpu.kernels.rows import FP4
 from ds4d.errors import ModelFileError
+from ds4d.model.layout import FP4, pad
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from ds4d.cpu.state import Layout
     from ds4d.model.geometry import Geometry
+    from ds4d.model.layout import Layout
 
     F32 = npt.NDArray[np.float32]
     I64 = npt.NDArray[np.int64]

@@ -13,11 +13,6 @@ if TYPE_CHECKING:
 ALIGNMENT = 64  # a cache line, and the widest register
 
 
-def pad(n: int, multiple: int = 16) -> int:
-    """The least multiple that is not below n."""
-    return -(-n // multiple) * multiple
-
-
 def zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """As `np.zeros`, beginning on a cache line, with a cache line to spare behind: kernels may
     read whole vectors."""

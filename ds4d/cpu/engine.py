@@ -20,10 +20,10 @@ import numpy as np
 
 from ds4d.cpu import jit, sampler
 from ds4d.cpu.arena import ROWS_MAX, arena_bytes
-from ds4d.cpu.arrays import pad, zeros
+from ds4d.cpu.arrays import zeros
 from ds4d.cpu.forward import Forward, weight_bytes
 from ds4d.cpu.kernels import attention, hyper, moe, replay
-from ds4d.cpu.state import ABI, Layout, State
+from ds4d.cpu.state import ABI, State
 from ds4d.cpu.team import Team
 from ds4d.engine import (
     LAST_DRAWN,
@@ -36,6 +36,7 @@ from ds4d.engine import (
     Verified,
 )
 from ds4d.errors import CheckpointError, ModelFileError, OutOfMemory
+from ds4d.model.layout import Layout, pad
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

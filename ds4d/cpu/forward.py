@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ds4d.cpu.arena import Activation, Arena, Step
-from ds4d.cpu.arrays import pad, zeros
+from ds4d.cpu.arrays import zeros
 from ds4d.cpu.kernels import (
     activation,
     attention,
@@ -27,8 +27,10 @@ from ds4d.cpu.kernels import (
     rope,
 )
 from ds4d.cpu.program import Program
+from ds4d.cpu.state import table
 from ds4d.cpu.weights import Weight, floats, pack, packed_bytes, vector
 from ds4d.errors import ModelFileError
+from ds4d.model.layout import pad
 from ds4d.model.quants import Quant
 
 if TYPE_CHECKING:
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ds4d.cpu.jit import Kernel
-    from ds4d.cpu.state import Compressor, State
+    from ds4d.cpu.state import State
     from ds4d.model.geometry import Geometry
+    from ds4d.model.layout import Compressor
     from ds4d.model.quants import Tensor
 
     F32 = npt.NDArray[np.float32]
@@ -78,7 +81,7 @@ class Forward:
         self._frequencies = [zeros((geometry.rope_dim // 2,), np.float32) for _ in range(2)]
         for array, values in zip(self._frequencies, geometry.frequencies, strict=True):
             array[:] = values
-        self.query_form = state.layout.index.table(1)
+        self.query_form = table(state.layout.index, 1)
 
         self.layer_starts: list[int] = []
         self._embedding()

@@ -35,7 +35,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ds4d.model import grid
+from ds4d.model import grid, layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -163,7 +163,12 @@ def source_key() -> str:
     """Sixteen hex digits over everything that decides what a kernel compiles to."""
     digest = hashlib.blake2b(digest_size=8)
     here = Path(__file__)
-    for path in (here, Path(grid.__file__), *sorted((here.parent / "kernels").glob("*.py"))):
+    for path in (
+        here,
+        Path(grid.__file__),
+        Path(layout.__file__),
+        *sorted((here.parent / "kernels").glob("*.py")),
+    ):
         digest.update(path.read_bytes())
     features = sorted(k for k, on in llvm.get_host_cpu_features().items() if on)
     facts = (numba.__version__, llvmlite.__version__, llvm.get_host_cpu_name(), features)

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ds4d.cpu.arrays import pad, zeros
+from ds4d.cpu.arrays import zeros
 from ds4d.cpu.kernels.product import TILES
 from ds4d.errors import ModelFileError
 from ds4d.model import quants
+from ds4d.model.layout import pad
 from ds4d.model.quants import Quant, Tensor
 
 if TYPE_CHECKING:

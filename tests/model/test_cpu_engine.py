@@ -23,10 +23,9 @@ from cpu_models import (
 )
 
 from ds4d.cpu import engine as cpu
-from ds4d.cpu.kernels import rows as cached
 from ds4d.engine import LAST_DRAWN, DraftWork, Sampling
 from ds4d.errors import CheckpointError, ModelFileError, OutOfMemory
-from ds4d.model import rows, synth
+from ds4d.model import layout, rows, synth
 from ds4d.model.quants import Quant
 from ds4d.model.reference import Reference
 
@@ -213,10 +212,10 @@ def _cached_rows(engine, state):
 
 def _decoded(form, planes):
     codes, halves, scales = planes
-    if form.kind == cached.HALF:
+    if form.kind == layout.HALF:
         return codes.copy().view(np.float16).astype(np.float32)
     scales = scales[:, : form.n_scales]
-    if form.kind == cached.FP4:
+    if form.kind == layout.FP4:
         return rows.decode_fp4(codes, scales)
     return rows.decode_row(rows.Planes(codes, scales, halves.copy().view(np.float16)))
 

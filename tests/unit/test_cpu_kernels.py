@@ -11,7 +11,7 @@ import pytest
 
 from ds4d.cpu import jit
 from ds4d.cpu.arena import Activation
-from ds4d.cpu.arrays import pad, zeros
+from ds4d.cpu.arrays import zeros
 from ds4d.cpu.kernels import (
     activation,
     attention,
@@ -27,9 +27,10 @@ from ds4d.cpu.kernels import (
 )
 from ds4d.cpu.kernels import rows as cached
 from ds4d.cpu.program import Program
-from ds4d.cpu.state import RowFormat, index_format, kv_format
+from ds4d.cpu.state import table
 from ds4d.cpu.weights import pack, packed_bytes
-from ds4d.model import quants, rows, synth
+from ds4d.model import layout, quants, rows, synth
+from ds4d.model.layout import RowFormat, index_format, kv_format, pad
 from ds4d.model.quants import Quant, Tensor
 from ds4d.model.reference.products import integer_terms, rounded_product
 
@@ -301,17 +302,17 @@ def test_rows_are_encoded_to_the_canonical_bytes_and_back(run, name):
     form = kv_format(g, exact=False)
     x = _hard_rows(n, g.head_dim)
     block = zeros((form.block_bytes(n),), np.uint8)
-    run(_encode, form=form.table(n), block=block, n=n, x=x.copy(), width=g.head_dim)
+    run(_encode, form=table(form, n), block=block, n=n, x=x.copy(), width=g.head_dim)
     codes, halves, scales = form.views(block, n)
     truth = rows.encode_row(g, x)
-    if form.kind == cached.HALF:
+    if form.kind == layout.HALF:
         assert codes.tobytes() == truth.halves.tobytes()
     else:
         assert np.array_equal(codes, truth.codes)
         assert np.array_equal(scales[:, : form.n_scales], truth.scales)
         assert halves.tobytes() == truth.halves.tobytes()
     back = zeros((n, pad(g.head_dim)), F32)
-    run(_decode, form=form.table(n), block=block, n=n, x=back, width=back.shape[1])
+    run(_decode, form=table(form, n), block=block, n=n, x=back, width=back.shape[1])
     assert np.array_equal(back[:, : g.head_dim], rows.decode_row(truth))
 
 
@@ -321,7 +322,7 @@ def test_index_rows_are_encoded_to_the_canonical_bytes(run, name):
     form = index_format(g, exact=False)
     x = _hard_rows(n, g.index_dim)
     block = zeros((form.block_bytes(n),), np.uint8)
-    run(_encode, form=form.table(n), block=block, n=n, x=x.copy(), width=g.index_dim)
+    run(_encode, form=table(form, n), block=block, n=n, x=x.copy(), width=g.index_dim)
     codes, _, scales = form.views(block, n)
     truth = rows.encode_index_row(g, x)
     assert np.array_equal(codes, truth.codes)
@@ -454,10 +455,10 @@ def test_a_compressed_row_is_the_pool_of_its_window(run, ratio, window):
     rings = zeros((1, 2, capacity, width), F32)
     rings[...] = rng.standard_normal(rings.shape)
     w = _floats(rng.random(dim))
-    form = RowFormat(cached.FLOAT, dim, 0, 0, 4 * dim, 0, 0)
+    form = RowFormat(layout.FLOAT, dim, 0, 0, 4 * dim, 0, 0)
     page = zeros((8, dim), F32)
     pages = _ints([page.ctypes.data])
-    paged = form.table(8, pages.ctypes.data, 1, 0, 8)
+    paged = table(form, 8, pages.ctypes.data, 1, 0, 8)
     p = window * ratio + ratio - 1
     turns = zeros((1, 4, 2, pairs), F32)
     frequencies = rng.random(pairs).astype(F32)
@@ -504,7 +505,7 @@ def test_scores_and_choice_are_those_of_the_reference(run, name):
     K = rng.standard_normal((n, dim)).astype(F32)
     planes = rows.encode_index_row(g, K)
     codes, _, scales = form.views(page, n)
-    codes[...] = planes.codes if form.kind == cached.FP4 else planes.halves.view(np.uint8)
+    codes[...] = planes.codes if form.kind == layout.FP4 else planes.halves.view(np.uint8)
     scales[:, : form.n_scales] = planes.scales
     pairs = g.rope_dim // 2
     pos = _ints([4 * k - 1, 4 * (n - 3) - 1, 4 * n - 1])
@@ -523,13 +524,13 @@ def test_scores_and_choice_are_those_of_the_reference(run, name):
     queries["scales"] = zeros((3 * groups, 8, 16), F32)
     run(
         index.index_query, 2, step=_step(3, 1), q=q, heads=heads, stored=stored, turns=turns,
-        pairs=pairs, form=form.table(1), **queries,
+        pairs=pairs, form=table(form, 1), **queries,
     )  # fmt: skip
     scores, factor = zeros((3, n), F32), (heads * dim) ** -0.5
     pages = _ints([page.ctypes.data])
     run(
         index.index_score, 2, step=_step(3, 1), pos=pos, lane=_ints([0, 0, 0]), w=w, **queries,
-        paged=form.table(n, pages.ctypes.data, 1, 0, n), scores=scores, stride=n, top_k=k,
+        paged=table(form, n, pages.ctypes.data, 1, 0, n), scores=scores, stride=n, top_k=k,
         factor=factor,
     )  # fmt: skip
     chosen = _choose(run, pos, scores, k)
@@ -567,7 +568,7 @@ def test_attention_is_its_reference(run, heads, dim, exact, p):
     g = synth.geometry("tiny")
     form = kv_format(g, exact=False)
     if exact:
-        form = RowFormat(cached.FLOAT, dim, 0, 0, 4 * dim, 0, 0)
+        form = RowFormat(layout.FLOAT, dim, 0, 0, 4 * dim, 0, 0)
     stored, pairs, window, capacity, ratio, per_page, k = pad(dim), 4, 128, 160, 4, 64, 24
     frequencies = rng.random(pairs).astype(F32)
     turns = zeros((1, 4, 2, pairs), F32)
@@ -579,9 +580,9 @@ def test_attention_is_its_reference(run, heads, dim, exact, p):
 
     def fill(block, n_rows):
         x = rng.standard_normal((n_rows, dim)).astype(F32)
-        run(_encode, form=form.table(n_rows), block=block, n=n_rows, x=x.copy(), width=dim)
+        run(_encode, form=table(form, n_rows), block=block, n=n_rows, x=x.copy(), width=dim)
         back = zeros((n_rows, stored), F32)
-        run(_decode, form=form.table(n_rows), block=block, n=n_rows, x=back, width=stored)
+        run(_decode, form=table(form, n_rows), block=block, n=n_rows, x=back, width=stored)
         return back[:, :dim]
 
     raw = fill(ring, capacity)[np.arange(max(0, p - window + 1), p + 1) % capacity]
@@ -598,8 +599,8 @@ def test_attention_is_its_reference(run, heads, dim, exact, p):
     run(
         attention.attend, 2, step=_step(1), pos=_ints([p]), lane=_ints([0]), q=q, heads=heads,
         stored=stored, eps=1e-6, turns=turns, pairs=pairs, turn_set=1, scale=dim**-0.5,
-        sinks=sinks, window=window, ring=form.table(capacity, ring.ctypes.data, 0, capacity),
-        ratio=ratio, paged=form.table(per_page, page_table.ctypes.data, 2, 0, per_page),
+        sinks=sinks, window=window, ring=table(form, capacity, ring.ctypes.data, 0, capacity),
+        ratio=ratio, paged=table(form, per_page, page_table.ctypes.data, 2, 0, per_page),
         chosen=chosen, top_k=k, o=o, o_stride=o.shape[1], tiles=tiles,
     )  # fmt: skip
     query = norm.rms_ref(q.reshape(heads, stored)[:, :dim], 1, 1e-6)

@@ -24,7 +24,7 @@ import numpy as np
 
 from ds4d.cpu.jit import F4, I1, I4, I8, N, R, helper, kernel, real, share
 from ds4d.cpu.kernels.rope import rotate, turn_of
-from ds4d.cpu.kernels.rows import FP4, block_of, decode_row, encode_row
+from ds4d.cpu.kernels.rows import block_of, decode_row, encode_row
 from ds4d.cpu.kernels.simd import (
     address_of,
     as_i1,
@@ -45,6 +45,7 @@ from ds4d.cpu.kernels.simd import (
     to_float,
     total,
 )
+from ds4d.model.layout import FP4
 
 ZERO, ONE = np.float32(0), np.float32(1)
 QUARTER = np.float32(0.25)

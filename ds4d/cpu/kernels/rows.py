@@ -41,8 +41,8 @@ from ds4d.cpu.kernels.simd import (
     store,
     widen,
 )
+from ds4d.model.layout import E4M3, FLOAT, HALF
 
-E4M3, FP4, HALF, FLOAT = range(4)
 FORMAT_WORDS = 12
 
 E4M3_MAX, E4M3_FLOOR = np.float32(448), np.float32(1e-4)
