@@ -1,0 +1,24 @@
+"""RMS normalisation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ds4d.gpu.kernels import norm
+from tests.gpu.machines import check_code
+
+
+@pytest.mark.parametrize("dim", [64, 256, 1000, 4096])
+def test_rows_are_normalised(machine: Any, dim: int) -> None:
+    r = np.random.default_rng(dim)
+    x, w = r.standard_normal((3, dim)).astype("f4"), r.standard_normal(dim).astype("f4")
+    out = np.full_like(x, np.nan)
+    machine.run(norm.rmsnorm_kernel, len(x), norm.BLOCK, out, x, w, dim, 1e-6)
+    np.testing.assert_allclose(out, norm.rmsnorm_ref(x, w, 1e-6), rtol=2e-6, atol=1e-7)
+
+
+def test_its_code() -> None:
+    check_code([norm.rmsnorm_kernel], norm.BLOCK)
