@@ -164,9 +164,10 @@ class _SharedArrays:
         me, dtype = _me(), dtype.dtype
         if n == 0:
             return Shared(me.dynamic.view(dtype), "dynamic shared memory")
-        key = (sys._getframe(1).f_code, sys._getframe(1).f_lineno)
+        frame = sys._getframe(1)
+        key = (frame.f_code, frame.f_lasti)  # a place in the code is one array
         if key not in me.shared:
-            me.shared[key] = Shared(_rubbish(n, dtype), f"shared array of line {key[1]}")
+            me.shared[key] = Shared(_rubbish(n, dtype), f"shared array of line {frame.f_lineno}")
         return me.shared[key]
 
 
@@ -237,7 +238,8 @@ class _Cuda:
     @staticmethod
     def ballot_sync(_mask: int, predicate: Any) -> Any:
         values = _meet("warp", "values", _line(), bool(predicate))
-        return sum(1 << i for i, v in enumerate(values) if v)
+        bits = sum(1 << i for i, v in enumerate(values) if v)
+        return _wrapped(bits, np.dtype("i4"))  # Numba's is signed
 
     @staticmethod
     def popc(x: Any) -> int:
@@ -301,10 +303,30 @@ class _Ptx:
         m.span(i, 8).view(U4)[:] = [_u4(w) for w in words]
 
     @staticmethod
+    def store4(m: Memory, i: Any, word: Any) -> None:
+        m.span(i, 4).view(U4)[0] = _u4(word)
+
+    @staticmethod
+    def load4(m: Memory, i: Any) -> tuple[Any, ...]:
+        return _words(m.span(i, 4))
+
+    @staticmethod
+    def floats(m: Memory, i: Any) -> tuple[Any, ...]:
+        return tuple(m.span(i, 16).view(np.float32))
+
+    @staticmethod
+    def keep(m: Memory, i: Any, *values: Any) -> None:
+        m.span(i, 16).view(np.float32)[:] = values
+
+    @staticmethod
     def arrive(m: Memory, i: Any) -> Any:
         before = m[i]
         m[i] = int(before) + 1
         return before
+
+    @staticmethod
+    def add(m: Memory, i: Any, x: Any) -> None:
+        m[i] = m[i] + int(x)
 
     @staticmethod
     def fma(x: Any, y: Any, z: Any) -> Any:
@@ -331,19 +353,15 @@ class _Ptx:
 
     @staticmethod
     def mma_s8(*words: Any) -> tuple[Any, ...]:
-        lanes = _meet("warp", "values", _line(), words)
-        lane = _me().number % WARP
-        a, b = np.zeros((16, 32), np.int64), np.zeros((32, 8), np.int64)
-        for i, held in enumerate(lanes):
-            g, t = i // 4, i % 4
-            for half in range(2):
-                k = slice(16 * half + 4 * t, 16 * half + 4 * t + 4)
-                a[g, k], a[g + 8, k] = _s1(held[2 * half]), _s1(held[2 * half + 1])
-                b[k, g] = _s1(held[4 + half])
-        c = a @ b
-        g, t = lane // 4, lane % 4
-        mine = c[g, 2 * t], c[g, 2 * t + 1], c[g + 8, 2 * t], c[g + 8, 2 * t + 1]
-        return tuple(int(held) + int(x) for held, x in zip(words[6:], mine, strict=True))
+        return _mma(words, np.int8)
+
+    @staticmethod
+    def mma_u8(*words: Any) -> tuple[Any, ...]:
+        return _mma(words, np.uint8)
+
+    @staticmethod
+    def most(x: Any) -> Any:
+        return max(_wrapped(int(v), np.dtype("i4")) for v in _meet("warp", "values", _line(), x))
 
     @staticmethod
     def as_u4(x: Any) -> Any:
@@ -390,6 +408,20 @@ def _u4(x: Any) -> Any:
 
 def _s1(x: Any) -> Array:
     return np.array([_u4(x)], U4).view(np.int8).astype(np.int64)
+
+
+def _mma(words: tuple[Any, ...], kind: Any) -> tuple[Any, ...]:
+    lanes = _meet("warp", "values", _line(), words)
+    if len(lanes) == WARP:  # the first lane to go on computes for all of them
+        held = np.array([[int(w) & 0xFFFFFFFF for w in lane[:6]] for lane in lanes], U4)
+        held_bytes = held.view(np.uint8).reshape(8, 4, 6, 4)  # g, t, operand, byte
+        a = held_bytes[:, :, :4].reshape(8, 4, 2, 2, 4).transpose(3, 0, 2, 1, 4).reshape(16, 32)
+        b = held_bytes[:, :, 4:].transpose(2, 1, 3, 0).reshape(32, 8)
+        lanes.append(a.view(kind).astype(np.int64) @ b.view(np.int8).astype(np.int64))
+    g, t = _me().number % WARP // 4, _me().number % 4
+    c = lanes[WARP]
+    mine = c[g, 2 * t], c[g, 2 * t + 1], c[g + 8, 2 * t], c[g + 8, 2 * t + 1]
+    return tuple(int(x) + int(y) for x, y in zip(words[6:], mine, strict=True))
 
 
 def _e4m3(x: Any) -> int:
@@ -524,7 +556,9 @@ def _run_block(
 
     def start(thread: Thread) -> Any:
         def body() -> None:
-            function(*given)
+            # A greenlet has a context of its own, and NumPy keeps this there.
+            with np.errstate(over="ignore", divide="ignore", invalid="ignore", under="ignore"):
+                function(*given)
             thread.done = True
 
         g = greenlet(body)

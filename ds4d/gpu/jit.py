@@ -7,8 +7,8 @@
             out[i] = x[i] * by
 
 Declaring needs no GPU. `build` makes a cubin, from the folder of cubins or by Numba, NVVM and
-nvJitLink, and needs none either; `Kernel.launch` takes what a device has loaded. What a kernel
-knows at compile time are the numbers in its closure, so a family of kernels is a function of them:
+nvJitLink, and needs none either; a `DeviceStream` launches what its device has `Loaded`. What a
+kernel knows at compile time are the numbers in its closure, so a family is a function of them:
 
     @cache
     def scale_by(factor):
@@ -34,17 +34,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numba import cuda
 from numba.cuda import types
 
+from ds4d.errors import DeviceError
 from ds4d.files import written_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from cuda.core import Stream
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 # The letters of signatures, as NumPy names its types; a `*` behind makes a pointer.
 SCALARS = {
@@ -54,6 +53,7 @@ SCALARS = {
 }  # fmt: skip
 VERSIONED = ("numba-cuda", "numba", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink")
 PACKAGE = "ds4d.gpu"
+SHARED_FREE = 48 * 1024  # bytes of dynamic shared memory that need no leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,13 @@ class Cubin:
 class Kernel:
     """A declared kernel. `parameters` are (name, letters) as in its signature."""
 
-    def __init__(self, function: Callable[..., None], signature: str, block: int | None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., None],
+        signature: str,
+        block: int | None,
+        resident: int | None = None,
+    ) -> None:
         self.function = function
         self.name = function.__name__
         self.parameters = [_parameter(p, self.name) for p in signature.split(",")]
@@ -93,7 +99,7 @@ class Kernel:
         if names != list(inspect.signature(function).parameters):
             raise TypeError(f"kernel {self.name} takes other parameters than {signature!r}")
         self.block = block  # threads, if launches always have as many
-        self._loaded: dict[int, Any] = {}  # device -> cuda.core.Kernel
+        self.resident = resident  # of such blocks that an SM shall hold at once
 
     def __repr__(self) -> str:
         return f"<kernel {self.title}>"
@@ -101,7 +107,11 @@ class Kernel:
     @property
     def constants(self) -> dict[str, int | float | bool | str]:
         """The numbers in its closure, and in those of the device functions that stand there."""
-        found: dict[str, int | float | bool | str] = {}
+        return {k: v for k, v in self._closure() if isinstance(v, int | float | bool | str)}
+
+    def _closure(self) -> list[tuple[str, Any]]:
+        """Names and numbers, a name as often as functions have it; and those functions' names."""
+        found: list[tuple[str, Any]] = []
         todo = [self.function]
         while todo:
             function = todo.pop()
@@ -110,8 +120,9 @@ class Kernel:
             ):
                 value = cell.cell_contents
                 if isinstance(value, int | float | bool | str):
-                    found[name] = value
+                    found.append((name, value))
                 elif hasattr(value, "py_func"):
+                    found.append((name, (value.py_func.__qualname__,)))
                     todo.append(value.py_func)
         return found
 
@@ -125,7 +136,8 @@ class Kernel:
         """Name of its cubin."""
         digest = hashlib.sha256()
         for part in (
-            chip.arch, self.name, repr(self.parameters), repr(self.constants), repr(self.block),
+            chip.arch, self.name, repr(self.parameters), repr(self._closure()),
+            repr((self.block, self.resident)),
             *_versions(), *sources(self.function.__module__),
         ):  # fmt: skip
             digest.update(part.encode() + b"\0")
@@ -133,19 +145,12 @@ class Kernel:
 
     def compile(self, chip: Chip) -> Cubin:
         """Without a GPU, in 0.1 to 3 s."""
-        from cuda.core import Linker, LinkerOptions, ObjectCode
-
-        options = LinkerOptions(arch=chip.arch, ptxas_options=["-v"])
-        ptx = self.ptx(chip)
-        linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
-        code = bytes(linker.link("cubin").code)
-        arrays = re.findall(r"\.shared\s+\.align\s+\d+\s+\.b8\s+\S+\[(\d+)\]", ptx)
-        return Cubin(code, sum(map(int, arrays)), *_resources(linker.get_info_log()))
+        return assemble(self.ptx(chip), chip)
 
     def ptx(self, chip: Chip) -> str:
         kinds = [letters for _, letters in self.parameters]
         signature = types.void(*(_type(letters) for letters in kinds))
-        bounds = None if self.block is None else (self.block,)
+        bounds = tuple(n for n in (self.block, self.resident) if n is not None) or None
         cc = (chip.major, chip.minor, "a")
         with _compiling_for(cc):
             text, _ = cuda.compile(
@@ -162,12 +167,6 @@ class Kernel:
             raise RuntimeError(f"kernel {self.name} has entries {found}, expected one")
         return str(text).replace(found[0], self.name)  # a name that a profiler can show
 
-    def load(self, device_id: int, cubin: bytes) -> None:
-        """On the thread that owns the device, with its context current."""
-        from cuda.core import ObjectCode
-
-        self._loaded[device_id] = ObjectCode.from_cubin(cubin).get_kernel(self.name)
-
     def launch(
         self,
         stream: Stream,
@@ -177,28 +176,115 @@ class Kernel:
         shared: int = 0,
         dependent: bool = False,
     ) -> None:
-        """Enqueue on `stream`: to run now, or into the graph that it captures. Buffers, addresses
-        and numbers in the order of the signature. `shared`: bytes of dynamic shared memory.
-        `dependent`: it may begin before the kernel in front has ended (`ptx.wait_for_front`)."""
-        from cuda.core import LaunchConfig, launch
-
+        """Enqueue on `stream`. Buffers, addresses and numbers in the order of the signature.
+        `shared`: bytes of dynamic shared memory. `dependent`: it may begin before the kernel in
+        front has ended (`ptx.wait_for_front`)."""
         assert len(arguments) == len(self.parameters), (self.name, len(arguments))
         assert self.block in (None, block), (self.name, block)
+        stream.launch(self, grid, block, arguments, shared=shared, dependent=dependent)
+
+
+class Stream(Protocol):
+    """What launchers enqueue on."""
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: int | tuple[int, ...],
+        block: int,
+        arguments: Sequence[Any],
+        *,
+        shared: int,
+        dependent: bool,
+    ) -> None: ...
+
+
+class DeviceStream:
+    """A stream of a device, to run now, or the builder of a graph, to capture."""
+
+    def __init__(self, loaded: Loaded, handle: Any) -> None:
+        """`handle`: a Stream or a GraphBuilder of cuda.core's."""
+        self._loaded, self._handle = loaded, handle
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: int | tuple[int, ...],
+        block: int,
+        arguments: Sequence[Any],
+        *,
+        shared: int,
+        dependent: bool,
+    ) -> None:
+        from cuda.core import LaunchConfig, launch
+
         config = LaunchConfig(
             grid=grid, block=block, shmem_size=shared, programmatic_stream_serialization=dependent
         )
-        words = [_argument(a, p) for a, (_, p) in zip(arguments, self.parameters, strict=True)]
-        launch(stream, config, self._loaded[stream.device.device_id], *words)
+        kinds = (letters for _, letters in kernel.parameters)
+        words = [_argument(a, letters) for a, letters in zip(arguments, kinds, strict=True)]
+        launch(self._handle, config, self._loaded.get(kernel, shared), *words)
 
 
-def kernel(signature: str, *, block: int | None = None) -> Callable[..., Kernel]:
+class Loaded:
+    """What a device has in its memory of kernels. On the thread that owns it, its context
+    current."""
+
+    def __init__(self, device_id: int) -> None:
+        self.device_id = device_id
+        self._kernels: dict[Kernel, Any] = {}
+        self._shared: dict[Kernel, int] = {}  # bytes that a launch may ask for
+
+    def add(self, kernel: Kernel, cubin: bytes) -> None:
+        from cuda.core import ObjectCode
+
+        self._kernels[kernel] = ObjectCode.from_cubin(cubin).get_kernel(kernel.name)
+
+    def get(self, kernel: Kernel, shared: int) -> Any:
+        """Beyond 48 KiB of dynamic shared memory a kernel needs leave first."""
+        found = self._kernels[kernel]
+        if shared > max(self._shared.get(kernel, 0), SHARED_FREE):
+            from cuda.bindings import driver
+
+            most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            (error,) = driver.cuKernelSetAttribute(most, shared, found.handle, self.device_id)
+            if error != driver.CUresult.CUDA_SUCCESS:
+                raise DeviceError(
+                    f"kernel {kernel.title} wants {shared:,} bytes of shared memory and the GPU"
+                    f" said {error.name}"
+                )
+            self._shared[kernel] = shared
+        return found
+
+
+def assemble(ptx: str, chip: Chip) -> Cubin:
+    """Machine code of a kernel's PTX."""
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    options = LinkerOptions(arch=chip.arch, ptxas_options=["-v"])
+    linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
+    code = bytes(linker.link("cubin").code)
+    arrays = re.findall(r"\.shared\s+\.align\s+\d+\s+\.b8\s+\S+\[(\d+)\]", ptx)
+    return Cubin(code, sum(map(int, arrays)), *_resources(linker.get_info_log()))
+
+
+def kernel(
+    signature: str, *, block: int | None = None, resident: int | None = None
+) -> Callable[..., Kernel]:
     """Declare: "f4* out, i4 n" names parameters behind their types. `block`: threads of every
-    launch, which lets the compiler give each more registers."""
-    return lambda function: Kernel(function, signature, block)
+    launch, which lets the compiler give each more registers; `resident`: but so few that an SM
+    holds as many blocks at once."""
+    return lambda function: Kernel(function, signature, block, resident)
 
 
 def device(function: Callable[..., Any]) -> Any:
-    """A function that kernels call; it is compiled into each of them."""
+    """A function that kernels call; NVVM compiles it into each of them."""
+    return cuda.jit(device=True, forceinline=True)(function)
+
+
+def spliced(function: Callable[..., Any]) -> Any:
+    """As `device`, put in by Numba, which takes three times as long: for functions that declare
+    shared arrays, whose names would collide."""
     return cuda.jit(device=True, inline="always")(function)
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ds4d.gpu.jit import GB10, H200, Chip, Kernel
+from ds4d.gpu.jit import GB10, H200, Chip, DeviceStream, Kernel, Loaded, assemble
 from tests import lockstep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 SHARED_MOST = 99 * 1024  # bytes a block may have, on the GB10; the H200 has 227 KiB
 REGISTERS = 65_536  # of an SM, both
@@ -33,6 +33,78 @@ class Lockstep:
     ) -> None:
         lockstep.run(kernel, grid, block, *arguments, shared=shared, seed=seed)
 
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: int | tuple[int, ...],
+        block: int,
+        arguments: Sequence[Any],
+        *,
+        shared: int,
+        dependent: bool,
+    ) -> None:
+        """As a stream: for launchers."""
+        self.run(kernel, grid, block, *as_declared(kernel, arguments), shared=shared)
+
+
+class LockstepMemory:
+    """`ds4d.gpu.buffers.Memory`, at an address of which no bit is another's."""
+
+    def __init__(self, address: int, n_bytes: int) -> None:
+        self.address = address
+        self.data = np.zeros(n_bytes, np.uint8)
+
+    def write(self, offset: int, data: np.ndarray[Any, Any]) -> None:
+        raw = data.reshape(-1).view(np.uint8)
+        self.data[offset : offset + raw.size] = raw
+
+    def read(self, offset: int, into: np.ndarray[Any, Any]) -> None:
+        raw = into.reshape(-1).view(np.uint8)
+        raw[:] = self.data[offset : offset + raw.size]
+
+    def free(self) -> None:
+        self.data = self.data[:0]
+
+
+class LockstepGpu:
+    """Memory and a stream: what launchers enqueue runs at once, on addresses."""
+
+    def __init__(self) -> None:
+        self._memories: list[LockstepMemory] = []
+        self.launches: list[str] = []
+
+    def allocate(self, n_bytes: int) -> LockstepMemory:
+        end = max((m.address + m.data.size for m in self._memories), default=1 << 40)
+        self._memories.append(LockstepMemory(-(-end // 4096 + 1) * 4096, n_bytes))
+        return self._memories[-1]
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: int | tuple[int, ...],
+        block: int,
+        arguments: Sequence[Any],
+        *,
+        shared: int,
+        dependent: bool,
+    ) -> None:
+        self.launches.append(kernel.name)
+        kinds = (letters for _, letters in kernel.parameters)
+        given = [
+            self._at(a, letters.rstrip("*")) if letters.endswith("*") else a
+            for a, letters in zip(arguments, kinds, strict=True)
+        ]
+        lockstep.run(kernel, grid, block, *given, shared=shared, seed=len(self.launches))
+
+    def _at(self, address: int, letters: str) -> np.ndarray[Any, Any]:
+        """What lies from an address on, to the end of its memory."""
+        for m in self._memories:
+            if m.address <= address < m.address + m.data.size:
+                there = m.data[address - m.address :]
+                size = np.dtype(letters).itemsize
+                return there[: there.size // size * size].view(letters)
+        raise lockstep.Fault(f"no memory at {address:#x}")
+
 
 class Real:
     """The first GPU. Arrays go there and come back."""
@@ -40,11 +112,11 @@ class Real:
     name = "gpu"
 
     def __init__(self, device: Any) -> None:
-        self.device = device
-        self.stream = device.create_stream()
+        self.device, self.stream = device, device.create_stream()
         capability = device.compute_capability
         self.chip = Chip(capability.major, capability.minor)
-        self._loaded: set[Kernel] = set()
+        self._loaded = Loaded(device.device_id)
+        self._added: set[Kernel] = set()
 
     @classmethod
     @cache
@@ -66,6 +138,7 @@ class Real:
         *arguments: Any,
         shared: int = 0,
         seed: int = 0,
+        dependent: bool = False,
     ) -> None:
         from cuda.bindings import driver
 
@@ -73,25 +146,50 @@ class Real:
             assert int(result[0]) == 0, result
             return result[1] if len(result) > 1 else None
 
-        if kernel not in self._loaded:
-            kernel.load(self.device.device_id, kernel.compile(self.chip).code)
-            self._loaded.add(kernel)
-        there: dict[int, Any] = {}
+        if kernel not in self._added:
+            self._loaded.add(kernel, kernel.compile(self.chip).code)
+            self._added.add(kernel)
+        there: dict[int, Any] = {}  # by the address here: two views of an array are one there
         given = []
         for a in arguments:
             if isinstance(a, np.ndarray):
-                if id(a) not in there:
-                    there[id(a)] = int(do(driver.cuMemAlloc(max(a.nbytes, 16))))
-                    do(driver.cuMemcpyHtoD(there[id(a)], a.ctypes.data, a.nbytes))
-                given.append(there[id(a)])
+                at = a.ctypes.data
+                if at not in there:
+                    there[at] = int(do(driver.cuMemAlloc(max(a.nbytes, 16)))), a.nbytes
+                    do(driver.cuMemcpyHtoD(there[at][0], at, a.nbytes))
+                assert there[at][1] == a.nbytes, f"{kernel}: views of two sizes"
+                given.append(there[at][0])
             else:
                 given.append(a)
-        kernel.launch(self.stream, grid, block, *given, shared=shared)
+        stream = DeviceStream(self._loaded, self.stream)
+        stream.launch(kernel, grid, block, given, shared=shared, dependent=dependent)
         self.stream.sync()
-        for a in arguments:
-            if isinstance(a, np.ndarray) and id(a) in there:
-                do(driver.cuMemcpyDtoH(a.ctypes.data, there[id(a)], a.nbytes))
-                do(driver.cuMemFree(there.pop(id(a))))
+        for at, (address, n) in there.items():
+            do(driver.cuMemcpyDtoH(at, address, n))
+            do(driver.cuMemFree(address))
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: int | tuple[int, ...],
+        block: int,
+        arguments: Sequence[Any],
+        *,
+        shared: int,
+        dependent: bool,
+    ) -> None:
+        """As a stream: for launchers."""
+        given = as_declared(kernel, arguments)
+        self.run(kernel, grid, block, *given, shared=shared, dependent=dependent)
+
+
+def as_declared(kernel: Kernel, arguments: Sequence[Any]) -> list[Any]:
+    """Arrays seen as the types of the kernel's pointers: on a device both are addresses."""
+    kinds = (letters for _, letters in kernel.parameters)
+    return [
+        a.view(letters.rstrip("*")) if letters.endswith("*") else a
+        for a, letters in zip(arguments, kinds, strict=True)
+    ]
 
 
 def check_code(
@@ -101,14 +199,13 @@ def check_code(
     double precision by accident."""
     for kernel in kernels:
         for chip in (H200, GB10):
-            made = kernel.compile(chip)
+            text = kernel.ptx(chip)
+            made = assemble(text, chip)
             who = f"{kernel.title} for {chip.arch}"
             assert made.spill_bytes == 0, f"{who} spills {made.spill_bytes} bytes"
             assert made.stack_bytes == 0, f"{who} keeps {made.stack_bytes} bytes in local memory"
-            assert made.shared_bytes + shared <= SHARED_MOST, (
-                f"{who}: {made.shared_bytes} + {shared}"
-            )
+            total = made.shared_bytes + shared
+            assert total <= SHARED_MOST, f"{who} takes {total} bytes of shared memory"
             assert made.registers * block <= REGISTERS, f"{who}: {made.registers} registers"
-        if not doubles:
-            found = [line.strip() for line in kernel.ptx(H200).splitlines() if ".f64" in line]
-            assert not found, f"{kernel.title} computes in double precision: {found[:3]}"
+            found = [line.strip() for line in text.splitlines() if ".f64" in line]
+            assert doubles or not found, f"{who} computes in double precision: {found[:3]}"

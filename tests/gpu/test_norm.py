@@ -14,10 +14,11 @@ from tests.gpu.machines import check_code
 @pytest.mark.parametrize("dim", [64, 256, 1000, 4096])
 def test_rows_are_normalised(machine: Any, dim: int) -> None:
     r = np.random.default_rng(dim)
-    x, w = r.standard_normal((3, dim)).astype("f4"), r.standard_normal(dim).astype("f4")
-    out = np.full_like(x, np.nan)
-    machine.run(norm.rmsnorm_kernel, len(x), norm.BLOCK, out, x, w, dim, 1e-6)
-    np.testing.assert_allclose(out, norm.rmsnorm_ref(x, w, 1e-6), rtol=2e-6, atol=1e-7)
+    x, w = r.standard_normal((3, dim + 4)).astype("f4"), r.standard_normal(dim).astype("f4")
+    out = np.full((3, dim), np.nan, "f4")
+    norm.rmsnorm(machine, out, x, w, n_rows=3, dim=dim, stride=dim + 4, eps=1e-6)
+    truth = norm.rmsnorm_ref(x[:, :dim], w, 1e-6)
+    np.testing.assert_allclose(out, truth, rtol=2e-6, atol=1e-7)
 
 
 def test_its_code() -> None:

@@ -126,7 +126,7 @@ def _to_memory(n_words: int) -> Callable[..., Any]:
 _load16, _load8 = _of_memory(4, None), _of_memory(2, None)
 _stream16 = _of_memory(4, "ld.global.nc.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];")
 _stream8 = _of_memory(2, "ld.global.nc.L1::no_allocate.v2.u32 {$0,$1}, [$2];")
-_store16, _store8 = _to_memory(4), _to_memory(2)
+_store16, _store8, _store4 = _to_memory(4), _to_memory(2), _to_memory(1)
 
 
 @intrinsic
@@ -179,6 +179,66 @@ def arrive(typing, counter, index):
     return uint32(counter, int64), code
 
 
+@intrinsic
+def store4(typing, array, index, a):
+    """A word at array[index], which lies at a multiple of 4."""
+    return _store4(array)
+
+
+_load4 = _of_memory(1, None)
+
+
+@intrinsic
+def load4(typing, array, index):
+    """(u4,) at array[index], which lies at a multiple of 4."""
+    return _load4(typing, array, index)
+
+
+@intrinsic
+def floats(typing, array, index):
+    """(f4, f4, f4, f4) at array[index], as load16."""
+
+    def code(context, builder, signature, values):
+        place = _place(context, builder, signature.args[0], *values)
+        vector = builder.load(builder.bitcast(place, ir.VectorType(F32, 4).as_pointer()))
+        vector.align = 16
+        result = ir.Constant(ir.ArrayType(F32, 4), ir.Undefined)
+        for i in range(4):
+            each = builder.extract_element(vector, ir.Constant(I32, i))
+            result = builder.insert_value(result, each, i)
+        return result
+
+    return types.UniTuple(float32, 4)(array, int64), code
+
+
+@intrinsic
+def keep(typing, array, index, a, b, c, d):
+    """Four floats to array[index], as store16."""
+
+    def code(context, builder, signature, values):
+        place = _place(context, builder, signature.args[0], *values[:2])
+        vector = ir.Constant(ir.VectorType(F32, 4), ir.Undefined)
+        for i in range(4):
+            vector = builder.insert_element(vector, values[2 + i], ir.Constant(I32, i))
+        to = builder.bitcast(place, ir.VectorType(F32, 4).as_pointer())
+        builder.store(vector, to).align = 16
+        return context.get_dummy_value()
+
+    return void(array, int64, *[float32] * 4), code
+
+
+@intrinsic
+def add(typing, array, index, x):
+    """array[index] += x, whole, of 32 or 64 bits in global or shared memory, whoever else adds."""
+
+    def code(context, builder, signature, values):
+        place = _place(context, builder, signature.args[0], *values[:2])
+        builder.atomic_rmw("add", place, values[2], "monotonic")
+        return context.get_dummy_value()
+
+    return void(array, int64, array.dtype), code
+
+
 # -- arithmetic --------------------------------------------------------------------------------
 
 fma = _asm("fma", "fma.rn.f32 $0, $1, $2, $3;", float32, [float32] * 3, "=f,f,f,f", effect=False)
@@ -209,6 +269,20 @@ mma_s8 = _asm(
     c0, c1 C[g, 2t], C[g, 2t + 1]        c2, c3 C[g + 8, 2t], C[g + 8, 2t + 1]
 
 The sum over k is exact, so both operands may order k as they like, if alike."""
+
+mma_u8 = _asm(
+    "mma_u8",
+    "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+    "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};",
+    (int32, 4),
+    [uint32] * 6 + [int32] * 4,
+    "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r",
+    effect=True,
+)
+"""As mma_s8, with the bytes of A unsigned."""
+
+most = _asm("most", "redux.sync.max.s32 $0, $1, 0xffffffff;", int32, [int32], "=r,r", effect=True)
+"""The greatest int32 of a warp, in every lane: one instruction. All lanes have to be there."""
 
 # -- conversions -------------------------------------------------------------------------------
 
