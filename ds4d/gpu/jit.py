@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from numba import cuda
 from numba.cuda import types
@@ -197,6 +197,32 @@ class Stream(Protocol):
         shared: int,
         dependent: bool,
     ) -> None: ...
+
+
+class Launched(NamedTuple):
+    kernel: Kernel
+    block: int
+    shared: int  # bytes of dynamic shared memory
+
+
+class Listing:
+    """A stream on which nothing runs: what is launched is noted. So the launches themselves say
+    which kernels a model needs, and how many nodes its graph will have."""
+
+    def __init__(self) -> None:
+        self.launched: list[Launched] = []
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: int | tuple[int, ...],
+        block: int,
+        arguments: Sequence[Any],
+        *,
+        shared: int,
+        dependent: bool,
+    ) -> None:
+        self.launched.append(Launched(kernel, block, shared))
 
 
 class DeviceStream:

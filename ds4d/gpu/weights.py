@@ -167,7 +167,8 @@ class Weights:
             return made
         if tensor.quant not in FORMATS:
             raise _unsuited([tensor], "Q8_0, IQ2_XXS, Q2_K or Q4_K")
-        data = self._buffers.add(name, (tensor.data.nbytes,), np.uint8)
+        n_bytes = tensor.quant.n_bytes(tensor.shape)
+        data = self._buffers.add(name, (n_bytes,), np.uint8)
         low = LowBit(tensor.quant, data, n_out, n_in)
 
         def fill_low() -> None:

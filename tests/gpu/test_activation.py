@@ -9,7 +9,6 @@ import pytest
 
 from ds4d.cpu.kernels import activation as cpu
 from ds4d.gpu.kernels import activation
-from tests.gpu.machines import check_code
 
 SHAPES = [(8, 32), (8, 96), (16, 256), (3, 1024)]  # rows, inputs
 
@@ -117,7 +116,3 @@ def test_what_is_not_finite_shows_in_the_scale(machine: Any, bad: float, lane: i
         assert np.isnan(d[here, 1]) if np.isnan(bad) else np.isinf(d[here, 1])
         equal((q, d), activation.quantise_ref(x, block))
         assert not q[1, 1].any() and np.isfinite(d[:, 0]).all()
-
-
-def test_its_code() -> None:
-    check_code([activation.quantise_32, activation.quantise_256(True)], activation.BLOCK)

@@ -11,7 +11,6 @@ import pytest
 from ds4d.gpu.kernels import attention
 from ds4d.gpu.kernels.attention import BLOCK, MERGE, Form
 from ds4d.model import layout, rows, synth
-from tests.gpu.machines import check_code
 
 EPS = 1e-6
 PER_PAGE = {0: 1, 4: 8, 128: 2}
@@ -259,10 +258,3 @@ def test_spans_of_flash() -> None:
     assert form.slots(128, 512) == 11
     assert form.slots(128, 8192) == 26
     assert form.shared_bytes <= 80 * 1024
-
-
-@pytest.mark.parametrize("name", ["flash", "tiny"])
-def test_its_code(name: str) -> None:
-    form = Form.of(synth.geometry(name))
-    check_code([attention.attend(form)], BLOCK, shared=form.shared_bytes)
-    check_code([attention.merge(form)], MERGE)

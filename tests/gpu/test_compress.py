@@ -10,8 +10,7 @@ import pytest
 from ds4d.gpu.kernels import compress, rope, rows
 from ds4d.model import rows as model_rows
 from ds4d.model import synth
-from ds4d.model.layout import E4M3, FP4, HALF, RowFormat, index_format, kv_format, pad
-from tests.gpu.machines import check_code
+from ds4d.model.layout import E4M3, FP4, RowFormat, index_format, kv_format, pad
 
 ROWS_MAX = 32
 LEFT = 1e4
@@ -239,15 +238,3 @@ def test_a_lane_without_numbers_shows_it(machine: Any) -> None:
     assert (it.parts[0].planes(it.pages, 0, 0)[2] == 255).all()
     assert (it.parts[1].planes(it.pages, 0, 0)[2] == 255).all()
     it.check(machine, 2, 0)
-
-
-def test_its_code() -> None:
-    check_code(
-        [
-            compress.compress_kernel(E4M3, 512, 32, 128),
-            compress.compress_both_kernel(E4M3, 512, FP4, 128, 32),
-            compress.compress_both_kernel(E4M3, 96, FP4, 64, 16),
-            compress.compress_kernel(HALF, 32, 4, 128),
-        ],
-        compress.BLOCK,
-    )

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from ds4d.gpu.kernels import floats
-from tests.gpu.machines import check_code
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -215,12 +214,3 @@ def test_a_nan_stays_in_its_row(machine: Any) -> None:
     y = run(machine, w, x, 4, splits=1, warps=1)
     assert np.isnan(y[2]).all()
     assert np.isfinite(y[[0, 1, 3]]).all()
-
-
-@pytest.mark.parametrize(
-    ("n_out", "n_in", "half"),
-    [(2048, 4096, True), (1024, 4096, True), (256, 4096, False), (128, 256, True)],
-)
-def test_its_code(n_out: int, n_in: int, half: bool) -> None:
-    splits, warps = floats.plan(n_out, n_in)
-    check_code([floats.product_kernel(n_in, splits, warps, half)], 32 * warps)

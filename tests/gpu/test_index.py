@@ -405,22 +405,5 @@ def test_formats_of_cached_rows_are_those_expected() -> None:
             assert (form.code_bytes, form.scale_bytes) == (form.dim // 2, form.dim // 32)
 
 
-FLASH, TINY = (64, 128), (16, 64)
-
-
-@pytest.mark.parametrize(("heads", "dim"), [FLASH, TINY])
-def test_the_code_of_scores(heads: int, dim: int) -> None:
-    check_code([score.fp4_kernel(heads, dim)], score.BLOCK)
-
-
-def test_the_code_of_queries() -> None:
-    check_code([query.fp4_kernel(128), query.fp4_kernel(64)], query.BLOCK)
-
-
-def test_the_code_of_the_choice() -> None:
-    most = 4 * (choose.room(262_144, 512) + 512)
-    check_code([choose.choose_kernel(choose.BLOCK, choose.SPAN)], choose.BLOCK, shared=most)
-
-
 def test_the_code_for_halves() -> None:
     check_code([query.index_query_f32, score.index_score_f16], 256)

@@ -215,18 +215,14 @@ def test_a_nan_stays_through_the_clamps(machine: Any) -> None:
 
 # -- code --------------------------------------------------------------------------------------
 
-FLASH = [
-    (experts.up, Quant.IQ2_XXS, 4096), (experts.down, Quant.Q2_K, 2048),
-    (experts.up, Quant.Q4_K, 4096), (experts.down, Quant.Q4_K, 2048),
-]  # fmt: skip
 OTHERS = [
     *((family, quant, 256) for family in (experts.up, experts.down) for quant in FORMATS),
     (experts.down, Quant.IQ2_XXS, 2048), (experts.up, Quant.Q2_K, 4096),
 ]  # fmt: skip
-CASES = [*FLASH, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)]
 
 
-@pytest.mark.parametrize(("family", "quant", "n_in"), CASES)
+@pytest.mark.slow  # those of Flash are in test_code.py
+@pytest.mark.parametrize(("family", "quant", "n_in"), OTHERS)
 def test_its_code(family: Any, quant: Quant, n_in: int) -> None:
     check_code([family(quant, n_in)], 32 * experts.warps(n_in))
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from ds4d.gpu.kernels import moe, product
-from tests.gpu.machines import check_code
 
 K, SCALE = 4, 1.5
 
@@ -364,25 +363,3 @@ def test_experts_are_added_in_order(machine: Any, k: int, width: int) -> None:
     assert np.isnan(y[3]).all()
     used = pos >= 0
     assert (y[used] == wanted[used]).all()
-
-
-# -- code --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    [moe.choose(256, 6, 32), moe.up(4096, 8, 6, False), moe.up(4096, 32, 6, False),
-     moe.down(2048, 32, 6, False), moe.combine(6)],
-    ids=["choose", "up 8", "up 32", "down 32", "combine"],
-)  # fmt: skip
-def test_the_code_of_flash(kernel: Any) -> None:
-    check_code([kernel], kernel.block)
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    [moe.choose(8, 4, 8), moe.up(256, 8, 4, True), moe.down(128, 8, 4, True)],
-    ids=["choose", "up", "down"],
-)
-def test_the_code_of_ds4_tiny(kernel: Any) -> None:
-    check_code([kernel], kernel.block)

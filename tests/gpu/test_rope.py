@@ -96,5 +96,4 @@ def test_windows_begin_where_their_ratio_says() -> None:
 
 
 def test_its_code() -> None:
-    check_code([rope.angles_kernel], rope.BLOCK, doubles=True)
     check_code([_turn_pairs], 64)
