@@ -33,7 +33,7 @@ from numba.cuda.types import float32, int32, int64, uint32
 
 from ds4d.gpu.jit import device, kernel
 from ds4d.gpu.kernels import ptx
-from ds4d.gpu.kernels.warp import ALL
+from ds4d.gpu.kernels.warp import halve
 
 TILE, STEP, ROWS = 16, 64, 8
 SUMS = TILE * ROWS  # of a block
@@ -92,15 +92,6 @@ def unpack(words, n_out, n_in, dtype):
 
 def _order(dtype):
     return (0, 3, 1, 2, 5, 4, 6) if dtype == np.float16 else (0, 3, 1, 4, 2, 5, 6)
-
-
-@device
-def _halve(acc, n, upper, lanes):
-    """The first n of acc [2 n]: of the two halves one is kept, and its other sum added."""
-    for i in range(n):
-        give = acc[i] if upper else acc[n + i]
-        keep = acc[n + i] if upper else acc[i]
-        acc[i] = keep + cuda.shfl_xor_sync(ALL, give, lanes)
 
 
 @device
@@ -185,9 +176,9 @@ def product_kernel(n_in, splits, warps, half):
                 _row(acc, f, 7, x, at_x + 7 * n_in)
             at_x += STEP
 
-        _halve(acc, 16, j & 4 != 0, 4)
-        _halve(acc, 8, j & 2 != 0, 2)
-        _halve(acc, 4, j & 1 != 0, 1)
+        halve(acc, 16, j & 4 != 0, 4)
+        halve(acc, 8, j & 2 != 0, 2)
+        halve(acc, 4, j & 1 != 0, 1)
         for i in range(4):  # lane j has sums 4 j .. 4 j + 3 of the 32
             row, out = 4 * (j & 1) + i, 4 * (j >> 1) + o
             red[warp * SUMS + row * TILE + out] = acc[i]

@@ -130,15 +130,6 @@ def unpack(packed, streams):
 # -- slices ------------------------------------------------------------------------------------
 
 
-@device
-def _halve(acc, n, upper, lanes):
-    """The first n of acc [2 n]: of the two halves one is kept, and the other lane's added."""
-    for i in range(n):
-        give = acc[i] if upper else acc[n + i]
-        keep = acc[n + i] if upper else acc[i]
-        acc[i] = keep + cuda.shfl_xor_sync(ALL, give, lanes)
-
-
 @cache
 def _mix(streams):
     channels = SLICE // streams
@@ -222,23 +213,23 @@ def _product(Z):
                     _dot(acc, w, xs, first, r, lane, n, squares)
                 # Lane 0 ends with sum 0, and so on: bit 4 of a lane chooses first.
                 if V == 32:
-                    _halve(acc, 16, lane & 16 != 0, 16)
-                    _halve(acc, 8, lane & 8 != 0, 8)
-                    _halve(acc, 4, lane & 4 != 0, 4)
-                    _halve(acc, 2, lane & 2 != 0, 2)
-                    _halve(acc, 1, lane & 1 != 0, 1)
+                    warp.halve(acc, 16, lane & 16 != 0, 16)
+                    warp.halve(acc, 8, lane & 8 != 0, 8)
+                    warp.halve(acc, 4, lane & 4 != 0, 4)
+                    warp.halve(acc, 2, lane & 2 != 0, 2)
+                    warp.halve(acc, 1, lane & 1 != 0, 1)
                     value = lane
                 elif V == 16:
-                    _halve(acc, 8, lane & 16 != 0, 16)
-                    _halve(acc, 4, lane & 8 != 0, 8)
-                    _halve(acc, 2, lane & 4 != 0, 4)
-                    _halve(acc, 1, lane & 2 != 0, 2)
+                    warp.halve(acc, 8, lane & 16 != 0, 16)
+                    warp.halve(acc, 4, lane & 8 != 0, 8)
+                    warp.halve(acc, 2, lane & 4 != 0, 4)
+                    warp.halve(acc, 1, lane & 2 != 0, 2)
                     acc[0] += cuda.shfl_xor_sync(ALL, acc[0], 1)
                     value = lane // 2
                 else:
-                    _halve(acc, 4, lane & 16 != 0, 16)
-                    _halve(acc, 2, lane & 8 != 0, 8)
-                    _halve(acc, 1, lane & 4 != 0, 4)
+                    warp.halve(acc, 4, lane & 16 != 0, 16)
+                    warp.halve(acc, 2, lane & 8 != 0, 8)
+                    warp.halve(acc, 1, lane & 4 != 0, 4)
                     acc[0] += cuda.shfl_xor_sync(ALL, acc[0], 2)
                     acc[0] += cuda.shfl_xor_sync(ALL, acc[0], 1)
                     value = lane // 4

@@ -25,3 +25,12 @@ def greatest(x):
         other = cuda.shfl_xor_sync(ALL, x, 16 >> i)
         x = other if other > x else x
     return x
+
+
+@device
+def halve(acc, n, upper, lanes):
+    """The first n of acc [2 n]: of the two halves one is kept, and its other sum added."""
+    for i in range(n):
+        give = acc[i] if upper else acc[n + i]
+        keep = acc[n + i] if upper else acc[i]
+        acc[i] = keep + cuda.shfl_xor_sync(ALL, give, lanes)
