@@ -317,6 +317,14 @@ class Forward:
 
     def enqueue(self, stream: Stream, n: int) -> None:
         """The pass over `n` padded rows: 8, 16, 24 or 32."""
+        self.enqueue_start(stream, n)
+        self.enqueue_meeting(stream, n, 0)
+        for layer in range(len(self.layers)):
+            self.enqueue_layer(stream, n, layer)
+        self.enqueue_head(stream, n)
+
+    def enqueue_start(self, stream: Stream, n: int) -> None:
+        """Angles, and the streams X from the ids."""
         g, step = self.geometry, self.step
         plain, yarn = self.frequencies
         rope.angles(stream, self.turns, step.pos, plain, yarn, n_rows=n, pairs=g.rope_dim // 2)
@@ -324,20 +332,29 @@ class Forward:
             stream, self.X, step.token, self.embedding,
             rows=n, width=g.width, streams=g.streams, half=self.embedding_half,
         )  # fmt: skip
-        sizes = {"rows": n, "streams": g.streams, "width": g.width}
-        fn = self.layers[0][0].hyper.fn
+
+    def enqueue_meeting(self, stream: Stream, n: int, layer: int) -> None:
+        """X meets the layer's first function, where no sublayer in front has seen to that."""
+        g, fn = self.geometry, self.layers[layer][0].hyper.fn
         hyper.hyper_product(
-            stream, self.part, fn.words, self.X, step.pos, **sizes, Z=fn.n_out, half=fn.half
-        )
-        for layer, (attend, expert) in enumerate(self.layers):
-            self._enqueue_attention(stream, n, layer, attend)
-            self._between(stream, n, expert.hyper)
-            self._enqueue_experts(stream, n, layer, expert)
-            after = self.layers[layer + 1 : layer + 2]
-            self._between(stream, n, after[0][0].hyper if after else self.head)
+            stream, self.part, fn.words, self.X, self.step.pos, rows=n, streams=g.streams,
+            width=g.width, Z=fn.n_out, half=fn.half,
+        )  # fmt: skip
+
+    def enqueue_layer(self, stream: Stream, n: int, layer: int) -> None:
+        attend, expert = self.layers[layer]
+        self._enqueue_attention(stream, n, layer, attend)
+        self._between(stream, n, expert.hyper)
+        self._enqueue_experts(stream, n, layer, expert)
+        after = self.layers[layer + 1 : layer + 2]
+        self._between(stream, n, after[0][0].hyper if after else self.head)
+
+    def enqueue_head(self, stream: Stream, n: int) -> None:
+        g = self.geometry
         hyper.hyper_head(
             stream, self.h, self.part, self.X, self.head.norm, self.head.scale, self.head.base,
-            step.pos, **sizes, hyper_eps=g.hyper_eps, rms_eps=g.rms_eps,
+            self.step.pos, rows=n, streams=g.streams, width=g.width, hyper_eps=g.hyper_eps,
+            rms_eps=g.rms_eps,
         )  # fmt: skip
         self._quantise(stream, n, self.h, self.h_blocks, [self.output])
         self._product(stream, n, self.logits, self.output, self.h, self.h_blocks)
